@@ -1,0 +1,1 @@
+"""Number formats of quantized tensors and their kernels."""

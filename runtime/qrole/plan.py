@@ -1,0 +1,314 @@
+"""A plan: every slot of a model with the quantizer that a factory gave it, and who decided.
+
+`build_plan` calls the factory exactly once per slot and copy, forward slots of a module before its
+backward slots, in slot order; answers are kept and never asked for again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from qrole.errors import FactoryError, NothingMatchedError, QroleError
+from qrole.quantizers.base import OperandFormat, Quantizer
+from qrole.roles import DelayedScalingRequest, Direction, QuantizerRequest, QuantizerRole, Slot
+from qrole.user_code import user_traceback
+
+if TYPE_CHECKING:
+    from qrole.plugins import Factory
+
+__all__ = ["Decision", "Inventory", "Origin", "Plan", "Uncovered", "build_plan"]
+
+Observer = Callable[[Callable[..., Any], QuantizerRole | None], tuple[Any, "Origin | None"]]
+
+
+@dataclass(frozen=True)
+class Uncovered:
+    """Parameters of one module that no emitter gives a role.
+
+    Attributes:
+        module: Dotted path of the module.
+        module_class: Its qualified class name.
+        parameters: Full names of the parameters.
+        numel: Their elements in total.
+        reason: Why they have no role, in a few words.
+        quantizable: Whether they feed a matrix product (convolutions, experts that no emitter
+            knows), so that leaving them out costs something; norms and biases are not.
+    """
+
+    module: str
+    module_class: str
+    parameters: tuple[str, ...]
+    numel: int
+    reason: str
+    quantizable: bool
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """What the emitters found in a model.
+
+    Attributes:
+        model: How the model was named by the user.
+        slots: Every slot, modules in the order of `named_modules`.
+        uncovered: Every parameter that no slot quantizes, grouped by module.
+        numel: Elements of all parameters, tied ones counted once.
+        emitters: For each module with slots, the name of the emitter that gave them.
+        tied: Groups of parameter names that share one tensor.
+        notes: Things the user should know, in sentences.
+    """
+
+    model: str
+    slots: tuple[Slot, ...]
+    uncovered: tuple[Uncovered, ...] = ()
+    numel: int = 0
+    emitters: dict[str, str] = field(default_factory=dict)
+    tied: tuple[tuple[str, ...], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def slot(self, slot_id: str) -> Slot:
+        """The slot of an id `module:direction[index]`.
+
+        Raises:
+            UnknownNameError: There is none; the nearest ids are named.
+        """
+        from qrole.errors import UnknownNameError
+
+        by_id = {slot.id: slot for slot in self.slots}
+        if slot_id not in by_id:
+            raise UnknownNameError("slot", slot_id, by_id)
+        return by_id[slot_id]
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a decision was made.
+
+    Attributes:
+        kind: `factory`, `rule` or `default`.
+        file: Source file, None where the factory's source is not to be had.
+        line: The line that returned the answer, 1-based.
+        text: That line, or the rule, without indentation.
+        conditions: Conditions passed on the way, as `(line, text, outcome)`.
+    """
+
+    kind: str
+    file: str | None = None
+    line: int | None = None
+    text: str = ""
+    conditions: tuple[tuple[int, str, bool], ...] = ()
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.file and self.line else (self.file or "")
+        return f"{self.kind} {place}".strip()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One slot's answer.
+
+    Attributes:
+        slot: The slot.
+        answers: What the factory returned, one per copy of the slot, in call order.
+        origin: Where the first answer was decided, when it was observed.
+        error: Why there is no usable answer; `""` otherwise.
+    """
+
+    slot: Slot
+    answers: tuple[Any, ...]
+    origin: Origin | None = None
+    error: str = ""
+
+    @property
+    def answer(self) -> Any:
+        """The first copy's answer."""
+        return self.answers[0] if self.answers else None
+
+    @property
+    def quantizer(self) -> Quantizer | None:
+        """The first copy's quantizer; None for a request or an error."""
+        return self.answer if isinstance(self.answer, Quantizer) else None
+
+    @property
+    def label(self) -> str:
+        """What tables show."""
+        if self.error:
+            return "error"
+        if isinstance(self.answer, DelayedScalingRequest):
+            return f"FP8 delayed {self.answer.fp8_format.name}"
+        return (
+            self.answer.label if isinstance(self.answer, Quantizer) else type(self.answer).__name__
+        )
+
+    @property
+    def rowwise(self) -> OperandFormat | None:
+        """Format of the row-wise data; None for an error."""
+        return self._format("rowwise")
+
+    @property
+    def columnwise(self) -> OperandFormat | None:
+        """Format of the column-wise data; None for an error."""
+        return self._format("columnwise")
+
+    def _format(self, usage: str) -> OperandFormat | None:
+        if isinstance(self.answer, Quantizer):
+            return (
+                self.answer.rowwise_format if usage == "rowwise" else self.answer.columnwise_format
+            )
+        if isinstance(self.answer, DelayedScalingRequest):
+            forward = self.slot.direction is Direction.FORWARD
+            wide = self.answer.fp8_format.name == "HYBRID" and not forward
+            element = "e5m2" if wide or self.answer.fp8_format.name == "E5M2" else "e4m3"
+            return OperandFormat("fp8_tensor", element, scale="fp32", delayed=True)
+        return None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every slot's decision.
+
+    Attributes:
+        inventory: What the emitters found.
+        factory: Who answered: name, source file and hash.
+        decisions: One per slot, in the inventory's order.
+        warnings: What the factory warned of while it answered.
+    """
+
+    inventory: Inventory
+    factory: Factory
+    decisions: tuple[Decision, ...]
+    warnings: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Decision]:
+        return iter(self.decisions)
+
+    def decision(self, slot_id: str) -> Decision:
+        """The decision of a slot id; raises UnknownNameError with the nearest ids."""
+        slot = self.inventory.slot(slot_id)
+        return next(d for d in self.decisions if d.slot is slot)
+
+    def of_module(self, module: str, group: str = "") -> dict[str, Decision]:
+        """The decisions of one linear layer by operand (`input`, `weight`, `grad_output`, ...)."""
+        return {
+            d.slot.operand: d
+            for d in self.decisions
+            if d.slot.module == module and d.slot.group == group and d.slot.consumed
+        }
+
+    def counts(self) -> Counter[str]:
+        """Number of slots per label, copies counted."""
+        counts: Counter[str] = Counter()
+        for decision in self.decisions:
+            counts[decision.label] += decision.slot.copies
+        return counts
+
+
+def build_plan(
+    inventory: Inventory,
+    factory: Factory,
+    *,
+    collect_errors: bool = False,
+    observe: Observer | None = None,
+) -> Plan:
+    """Asks the factory for every slot, once.
+
+    Args:
+        inventory: Slots to ask for.
+        factory: Who answers.
+        collect_errors: Record what goes wrong in the decisions (for the audit) instead of raising.
+        observe: Calls the factory and tells where the answer was decided.
+
+    Raises:
+        NothingMatchedError: The model has no slot.
+        FactoryError: The factory raised, returned None or returned no quantizer.
+    """
+    if not inventory.slots:
+        raise NothingMatchedError(
+            f"{inventory.model} has no module that emits a role",
+            expected="at least one linear layer, or a module with get_quantizer_roles()",
+            hint="`qrole inspect` lists what no emitter covers; entry points of group "
+            "qrole.emitters add emitters",
+        )
+    decisions: list[Decision] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for run in _runs(inventory.slots):
+            decisions.extend(_decide(run, factory, collect_errors, observe))
+    texts = tuple(dict.fromkeys(str(w.message) for w in caught))
+    return Plan(inventory, factory, tuple(decisions), texts)
+
+
+def _runs(slots: tuple[Slot, ...]) -> Iterator[list[Slot]]:
+    """Slots that are asked for in turn, copy by copy: experts' slots interleave, others do not."""
+
+    def key(slot: Slot) -> tuple[object, ...]:
+        return (slot.module, slot.direction, slot.group, slot.copies)
+
+    for _, run in itertools.groupby(slots, key):
+        yield list(run)
+
+
+def _decide(
+    run: list[Slot], factory: Factory, collect_errors: bool, observe: Observer | None
+) -> list[Decision]:
+    answers: list[list[Any]] = [[] for _ in run]
+    origins: list[Origin | None] = [None] * len(run)
+    errors = [""] * len(run)
+    for _ in range(run[0].copies):
+        for i, slot in enumerate(run):
+            if errors[i]:
+                continue
+            try:
+                answer, origin = _ask(slot, factory, observe if not answers[i] else None)
+            except FactoryError as error:
+                if not collect_errors:
+                    raise
+                errors[i] = error.given
+                continue
+            origins[i] = origins[i] or origin
+            answers[i].append(answer)
+    return [
+        Decision(slot, tuple(given), origin, error)
+        for slot, given, origin, error in zip(run, answers, origins, errors, strict=True)
+    ]
+
+
+def _ask(slot: Slot, factory: Factory, observe: Observer | None) -> tuple[Any, Origin | None]:
+    try:
+        if observe is None:
+            answer, origin = factory.function(slot.role), None
+        else:
+            answer, origin = observe(factory.function, slot.role)
+    except QroleError:
+        raise
+    except Exception as error:
+        raise FactoryError(
+            f"factory {factory.name} raised {type(error).__name__} for slot {slot.id} "
+            f"with role {slot.role}: {error}",
+            traceback=user_traceback(error, factory.file),
+            expected="a quantizer for every role, None (boundary slots) and bare roles included",
+            hint="handle the role in the factory, or return IdentityQuantizer() for it",
+        ) from error
+    _check_answer(slot, factory, answer)
+    return answer, origin
+
+
+def _check_answer(slot: Slot, factory: Factory, answer: object) -> None:
+    if isinstance(answer, (Quantizer, QuantizerRequest)):
+        return
+    if answer is None:
+        raise FactoryError(
+            f"factory {factory.name} returned None for slot {slot.id} with role {slot.role}",
+            expected="a quantizer; None does not mean 'leave in high precision'",
+            hint="return IdentityQuantizer() for a tensor that is not quantized",
+        )
+    raise FactoryError(
+        f"factory {factory.name} returned {answer!r} of type {type(answer).__name__} "
+        f"for slot {slot.id} with role {slot.role}",
+        expected="an instance of qrole.Quantizer or qrole.QuantizerRequest",
+        hint="return a quantizer object, not its class or its name",
+    )

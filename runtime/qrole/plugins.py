@@ -1,0 +1,137 @@
+"""Factories and emitters that packages offer through entry points; qrole's own use the same door."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from qrole.errors import UnknownNameError, UsageError
+from qrole.user_code import load_attribute, running_user_code
+
+__all__ = ["EMITTERS", "FACTORIES", "Factory", "FactoryEntry", "list_factories", "load_factory"]
+
+FACTORIES = "qrole.factories"
+EMITTERS = "qrole.emitters"
+
+
+@dataclass(frozen=True)
+class FactoryEntry:
+    """One factory that an installed package offers.
+
+    Attributes:
+        name: What `--factory` takes.
+        target: `module:attribute`.
+        package: Distribution that offers it, with its version.
+    """
+
+    name: str
+    target: str
+    package: str
+
+
+@dataclass(frozen=True)
+class Factory:
+    """A factory with its identity.
+
+    Attributes:
+        function: Called with one role; returns a quantizer or a request.
+        name: How the user named it.
+        qualname: Module and qualified name, or the rules file's path.
+        file: Source file, None where it is not to be had.
+        line: First line of its definition.
+        sha256: Hash of its source file; `""` without one.
+        doc: First paragraph of its docstring.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    qualname: str
+    file: str | None = None
+    line: int | None = None
+    sha256: str = ""
+    doc: str = ""
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], name: str | None = None) -> Factory:
+        """Wraps any callable: a function, a closure, a partial, an object with `__call__`."""
+        inner: Any = function
+        while isinstance(inner, functools.partial):
+            inner = inner.func
+        if not (inspect.isfunction(inner) or inspect.ismethod(inner) or inspect.isclass(inner)):
+            inner = type(inner)
+        qualname = f"{inner.__module__}.{inner.__qualname__}"
+        try:
+            file = inspect.getsourcefile(inner)
+            line = inspect.getsourcelines(inner)[1]
+        except (OSError, TypeError):
+            file, line = None, None
+        digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
+        doc = (inspect.getdoc(inner) or "").split("\n\n")[0].replace("\n", " ")
+        return cls(function, name or qualname, qualname, file, line, digest, doc)
+
+
+def _entries(group: str) -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=group)}
+
+
+def list_factories() -> list[FactoryEntry]:
+    """The factories of all installed packages, by name; imports none of them."""
+    found = []
+    for name, entry in sorted(_entries(FACTORIES).items()):
+        package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown"
+        found.append(FactoryEntry(name, entry.value, package))
+    return found
+
+
+def load_factory(spec: str) -> Factory:
+    """The factory that a name, `pkg.mod:fn`, `pkg.mod.fn`, `file.py:fn` or `rules.toml` means.
+
+    Raises:
+        UnknownNameError: No such entry point; the nearest names are given.
+        UsageError: The object named is not callable, or there is no such module or file.
+        UserCodeError: Importing it raised.
+    """
+    if spec.endswith(".toml"):
+        from qrole.factories.rules import load_rules
+
+        return load_rules(Path(spec))
+    entries = _entries(FACTORIES)
+    if spec in entries:
+        with running_user_code(f"entry point {spec}", None):
+            found: object = entries[spec].load()
+    elif ":" in spec or "." in spec:
+        found = load_attribute(spec)
+    else:
+        raise UnknownNameError(
+            "factory", spec, entries, hint="or name one as pkg.mod:fn, file.py:fn or rules.toml"
+        )
+    if not callable(found):
+        raise UsageError(
+            f"{spec} is a {type(found).__name__}, not a factory",
+            expected="a callable that takes a QuantizerRole and returns a quantizer",
+            hint="name a function, or an object with __call__",
+        )
+    return Factory.of(found, spec)
+
+
+def load_emitters() -> list[Any]:
+    """One instance of every registered emitter class; third-party ones before qrole's own.
+
+    Raises:
+        UserCodeError: A package's emitter cannot be imported or built.
+    """
+    entries = sorted(
+        _entries(EMITTERS).values(),
+        key=lambda e: (e.value.startswith("qrole.emitters."), e.name),
+    )
+    emitters = []
+    for entry in entries:
+        with running_user_code(f"emitter {entry.name} ({entry.value})", None):
+            emitters.append(entry.load()())
+    return emitters
