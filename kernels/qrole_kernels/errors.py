@@ -1,8 +1,8 @@
 """Errors of the kernels.
 
-    KernelError (ValueError)
-    ├── ArgumentError      an argument's value, shape or dtype is outside what the function takes
-    └── PairingError       two GEMM operands whose formats have no common product
+KernelError (ValueError)
+├── ArgumentError      an argument's value, shape or dtype is outside what the function takes
+└── PairingError       two GEMM operands whose formats have no common product
 """
 
 

@@ -1,7 +1,8 @@
 """The number formats as tables. Free of torch, so that tools which only read headers stay fast.
 
-Element casts everywhere in this package round to nearest even and saturate: what lies beyond `max`, infinities
-included, becomes +-`max`; a NaN becomes `nan_cast` (sign dropped); a negative zero keeps its sign.
+Element casts everywhere in this package round to nearest even and saturate: what lies beyond `max`,
+infinities included, becomes +-`max`; a NaN becomes `nan_cast` (sign dropped); a negative zero keeps
+its sign.
 """
 
 import math
@@ -14,7 +15,8 @@ from qrole_kernels.errors import ArgumentError
 class ElementFormat:
     """A number format of at most 8 bits.
 
-    Invariants: `max` is the value of `max_code`; codes fit `bits`; an unsigned format has no mantissa (E8M0).
+    Invariants: `max` is the value of `max_code`; codes fit `bits`; an unsigned format has no
+    mantissa (E8M0).
     """
 
     name: str
@@ -100,9 +102,9 @@ def fp8_format(element: str) -> ElementFormat:
 class ScaledFormat:
     """A tensor format: elements and the scales they share.
 
-    `block` is the (rows, columns) extent that one scale covers; `None` along a dimension means all of it.
-    `scale_format` is "f32" or the name of an element format. NVFP4 has an fp32 amax per tensor (or row) on top of
-    its block scales.
+    `block` is the (rows, columns) extent that one scale covers; `None` along a dimension means all
+    of it. `scale_format` is "f32" or the name of an element format. NVFP4 has an fp32 amax per
+    tensor (or row) on top of its block scales.
     """
 
     name: str

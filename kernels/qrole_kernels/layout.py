@@ -1,7 +1,7 @@
-"""Scale layouts that GEMMs want: padding, the 128x4 tiles of cuBLAS, FP8-block scales (numerics: sections 3 and 4).
+"""Scale layouts that GEMMs want: padding, the 128x4 tiles of cuBLAS, FP8-block scales.
 
-A tile holds the scales of 128 rows and 4 columns in 512 consecutive bytes; row i, column j of a tile is byte
-(i % 32) * 16 + (i // 32) * 4 + j. Tiles follow each other along the columns first.
+A tile holds the scales of 128 rows and 4 columns in 512 consecutive bytes; row i, column j of a
+tile is byte (i % 32) * 16 + (i // 32) * 4 + j. Tiles follow each other along the columns first.
 """
 
 from torch import Tensor

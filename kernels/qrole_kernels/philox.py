@@ -1,4 +1,4 @@
-"""Philox4x32-10, the counter-based generator of CUDA's stochastic rounding (Salmon et al., SC 2011)."""
+"""Philox4x32-10 (Salmon et al., SC 2011), the generator behind stochastic rounding on CUDA."""
 
 import torch
 from torch import Tensor
@@ -14,13 +14,14 @@ def philox4x32_10(seed: int, subsequence: Tensor, offset: Tensor) -> Tensor:
 
     Args:
         seed: The 64-bit key.
-        subsequence: int64, upper half of the counter (the thread, on a GPU); broadcasts with `offset`.
-        offset: int64, lower half of the counter; each step of one is four words.
+        subsequence: int64, upper half of the counter (on a GPU, the thread).
+        offset: int64, lower half of the counter, broadcast against `subsequence`; each is four words.
 
     Returns:
         int64 (..., 4) of values 0 .. 2^32 - 1.
     """
-    offset, subsequence = torch.broadcast_tensors(offset, subsequence)
+    shape = torch.broadcast_shapes(offset.shape, subsequence.shape)
+    offset, subsequence = offset.expand(shape), subsequence.expand(shape)
     words = [offset & _WORD, offset >> 32 & _WORD, subsequence & _WORD, subsequence >> 32 & _WORD]
     key = [seed & _WORD, seed >> 32 & _WORD]
     for _ in range(_ROUNDS):
@@ -41,8 +42,8 @@ def random_bytes(
 ) -> Tensor:
     """Random bytes (rows, cols), uint8, for stochastic rounding.
 
-    Row r is subsequence r, so that any chunk of rows can be made on its own; byte j of a row is byte j % 4 of word
-    j // 4 of the stream, as the elements of a group of four take the bytes of one word.
+    Row r is subsequence r; byte j of a row is byte j % 4 of word j // 4 of its stream: the elements
+    of a group of four take the bytes of one word.
     """
     row = torch.arange(rows, device=device)[:, None]
     step = torch.arange(-(-cols // 16), device=device) + offset

@@ -1,8 +1,9 @@
 """The reference: every function in plain torch, readable, on any device.
 
-This is the oracle that the CPU and CUDA kernels are held to, bit for bit; `qrole_kernels.ops` has the same functions.
-Conventions: `x` is a matrix (M, K) of fp32, bf16 or fp16; codes and non-fp32 scales are raw bytes (uint8); scales are
-compact; elements missing in edge blocks count as zero; NaN never enters an amax.
+This is the oracle that the CPU and CUDA kernels are held to, bit for bit; `qrole_kernels.ops` has
+the same functions. Conventions: `x` is a matrix (M, K) of fp32, bf16 or fp16; codes and scales that
+are not fp32 are raw bytes (uint8); scales are compact; elements missing in edge blocks count as
+zero; NaN never enters an amax. Sign and payload of a decoded NaN are not defined.
 """
 
 from qrole_kernels.layout import pad_scales, swizzle_scales, unswizzle_scales

@@ -1,4 +1,4 @@
-"""Absolute maxima and the cutting of matrices into blocks. Elements missing in edge blocks count as zero."""
+"""Absolute maxima, and matrices cut into blocks; elements missing in edge blocks count as zero."""
 
 import torch
 from torch import Tensor
@@ -18,13 +18,13 @@ def _magnitude(x: Tensor) -> Tensor:
 
 
 def amax(x: Tensor) -> Tensor:
-    """max |x| of a matrix (M, K) as an fp32 scalar; NaN is ignored, an empty matrix has 0."""
+    """Largest |x| of a matrix (M, K) as an fp32 scalar; NaN is ignored, an empty matrix has 0."""
     magnitude = _magnitude(as_float32(x))
     return magnitude.max() if magnitude.numel() else magnitude.new_zeros(())
 
 
 def amax_rows(x: Tensor) -> Tensor:
-    """max |x| of each row of a matrix (M, K), fp32 (M,)."""
+    """Largest |x| of each row of a matrix (M, K), fp32 (M,)."""
     magnitude = _magnitude(as_float32(x))
     return magnitude.amax(1) if magnitude.shape[1] else magnitude.new_zeros(magnitude.shape[0])
 
@@ -37,7 +37,7 @@ def split_blocks(x: Tensor, rows: int, cols: int) -> Tensor:
 
 
 def block_amax(x: Tensor, rows: int, cols: int) -> Tensor:
-    """max |x| of each block of an fp32 matrix (M, K), fp32 (ceil(M/rows), ceil(K/cols))."""
+    """Largest |x| of each block of an fp32 matrix (M, K), fp32 (ceil(M/rows), ceil(K/cols))."""
     return _magnitude(split_blocks(x, rows, cols)).amax((1, 3))
 
 

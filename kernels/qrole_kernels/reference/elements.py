@@ -1,4 +1,4 @@
-"""Casts between fp32 and the element formats, and the packing of 4-bit codes (numerics: section 0)."""
+"""Casts between fp32 and the element formats, and the packing of 4-bit codes."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ _FP8_DTYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 
 def encode_fp8(x: Tensor, element: str) -> Tensor:
-    """Cast fp32 to FP8 codes (uint8), nearest even and saturating; NaN -> 0x7F, whatever its sign."""
+    """Cast fp32 to FP8 codes (uint8), nearest even and saturating; any NaN -> 0x7F."""
     form = fp8_format(element)
     saturated = x.clamp(-form.max, form.max)
     codes = saturated.to(_FP8_DTYPES[element]).view(torch.uint8)
@@ -39,7 +39,7 @@ def encode_e2m1_stochastic(x: Tensor, random_bits: Tensor) -> Tensor:
         random_bits: uint8 of the same shape; r/256 of a grid step is added before truncation.
     """
     a = x.abs()
-    # The product is exact, so that adding it rounds once, as the fused multiply-add of the kernel does.
+    # The product is exact, so that the sum rounds once, like the kernels' fused multiply-add.
     t = a + random_bits.float() * (_e2m1_step(a) / 256)
     step = _e2m1_step(t)
     value = ((t / step).floor() * step).clamp(max=E2M1.max)
@@ -63,7 +63,10 @@ def decode_e2m1(codes: Tensor) -> Tensor:
 
 
 def pack_nibbles(codes: Tensor) -> Tensor:
-    """Pack codes (M, K) into bytes (M, ceil(K/2)): the even element in the low nibble, a missing last one as 0."""
+    """Pack codes (M, K) into bytes (M, ceil(K/2)), the even element in the low nibble.
+
+    The last high nibble of an odd K is 0.
+    """
     even = pad(codes, (0, codes.shape[1] % 2))
     return even[:, 0::2] | (even[:, 1::2] << 4)
 

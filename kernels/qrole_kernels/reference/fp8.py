@@ -1,4 +1,4 @@
-"""FP8 with one fp32 scale per tensor or per row (numerics: sections 1 and 2)."""
+"""FP8 with one fp32 scale per tensor or per row, and the state of delayed scaling."""
 
 import torch
 from torch import Tensor
@@ -90,12 +90,14 @@ def update_delayed_scaling(
     """Advance the state of delayed scaling by one step.
 
     Args:
-        history: fp32 (L, ...), amax of the steps; slot 0 is the step that just ended, slot L-1 the one before it.
+        history: fp32 (L, ...), amax of the steps: the one that just ended in slot 0, the one before
+            it in slot L-1.
         scale: fp32 (...), the scale in use.
         element: "e4m3" or "e5m2".
         algorithm: "max" of the window or "most_recent".
         margin: The scale is 2^margin smaller than what amax would allow.
-        rule: "bulk", as in training: a tensor whose amax is 0 was not used and keeps its state. "single": always roll.
+        rule: "bulk", as in training: a tensor whose amax is 0 was not used and keeps its state.
+            "single": the history always rolls.
 
     Returns:
         The new history and scale, as new tensors.

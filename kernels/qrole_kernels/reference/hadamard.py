@@ -1,4 +1,4 @@
-"""The random Hadamard transform of NVFP4's wgrad operands (numerics: section 5)."""
+"""The random Hadamard transform of NVFP4's wgrad operands."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""MXFP4 (OCP): E2M1 elements, one E8M0 scale per 32 of them, three scale rules (numerics: section 6)."""
+"""MXFP4 (OCP MX v1.0): E2M1 elements, one E8M0 scale per 32 of them, three scale rules."""
 
 import torch
 from torch import Tensor
@@ -27,8 +27,8 @@ def quantize_mxfp4(x: Tensor, rule: str) -> tuple[Tensor, Tensor]:
 
     Args:
         x: High-precision matrix (M, K).
-        rule: How amax becomes a power of two: "rceil" rounds amax/6 up; "floor" takes the power below amax, divided
-            by 4; "even" rounds amax to the nearest power at 1.75 first.
+        rule: How amax becomes a power of two. "rceil": amax/6 rounded up. "floor": the power not
+            above amax, divided by 4. "even": the same after amax was rounded to E2M1's mantissa.
 
     Returns:
         Packed codes uint8 (M, ceil(K/2)), E8M0 scales uint8 (M, ceil(K/32)).
@@ -45,7 +45,7 @@ def _scale(amax: Tensor, rule: str) -> Tensor:
         return encode_e8m0_up(amax * torch.full_like(amax, 1.0 / E2M1.max))
     bits = amax.view(torch.int32)
     if rule == "even":
-        bits = torch.where(amax.isfinite(), bits + (1 << 21), bits)
+        bits = bits + (1 << 21)
     return ((bits >> 23) - MAX_EXPONENT).clamp(0, 254).to(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""MXFP8: one E8M0 scale per 32 elements (numerics: section 4)."""
+"""MXFP8: one E8M0 scale per 32 elements."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""NVFP4: E2M1 elements, one E4M3 scale per 16 of them, one fp32 amax per tensor or row (numerics: section 5)."""
+"""NVFP4: E2M1 elements, one E4M3 scale per 16 of them, one fp32 amax per tensor or row."""
 
 import torch
 from torch import Tensor
@@ -36,11 +36,13 @@ def quantize_nvfp4(
         amax: fp32 scalar, or (M,) for one amax per row (1x16 blocks only).
         block_rows: 1, or 16 for square blocks.
         e4m3_max: Largest block scale that `amax` maps to, 448 or 256.
-        four_over_six: "mae" or "mse": per block, map the maximum to 4 instead of 6 where that error is smaller.
+        four_over_six: "mae" or "mse": map the maximum of a block to 4 instead of 6 where that makes
+            this error smaller. "": always to 6.
         random_bits: uint8 (M, K) for stochastic rounding; not together with `four_over_six`.
 
     Returns:
-        Packed codes uint8 (M, ceil(K/2)), E4M3 scales uint8 (M, ceil(K/16)), those of square blocks repeated per row.
+        Packed codes uint8 (M, ceil(K/2)), E4M3 scales uint8 (M, ceil(K/16)); those of square blocks
+        are repeated for each row.
     """
     check_choice("block_rows", block_rows, (1, BLOCK))
     check_choice("e4m3_max", e4m3_max, (448, 256))
@@ -82,7 +84,7 @@ def _refuse_random_bits(random_bits: Tensor | None) -> None:
 
 
 def encode_scale(amax: Tensor, e4m3_max: int) -> Tensor:
-    """The fp32 factor that brings block maxima into E4M3 range, elementwise: 6 * e4m3_max / amax."""
+    """Factor 6 * e4m3_max / amax that brings block maxima into E4M3 range, fp32, elementwise."""
     s_enc = torch.full_like(amax, E2M1.max * e4m3_max) / amax
     s_enc = s_enc.fmin(torch.full_like(amax, FLOAT32_MAX))
     return s_enc.masked_fill((amax == 0) | (s_enc == 0), 1.0)
@@ -100,7 +102,9 @@ def _encode(
     # A scale of zero divides by nothing: the factor saturates at the largest fp32.
     inverse = (1.0 / (decode_fp8(scale, "e4m3") * s_dec)).clamp(max=FLOAT32_MAX)
     scaled = x * expand_blocks(inverse, block_rows, BLOCK, x.shape)
-    return encode_e2m1(scaled) if random_bits is None else encode_e2m1_stochastic(scaled, random_bits)
+    return (
+        encode_e2m1(scaled) if random_bits is None else encode_e2m1_stochastic(scaled, random_bits)
+    )
 
 
 def _four_over_six(
