@@ -8,8 +8,8 @@ from qrole_kernels.errors import ArgumentError
 INPUT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def as_float32(x: Tensor) -> Tensor:
-    """Check a high-precision matrix (M, K) and widen it to fp32, which is exact.
+def check_matrix(x: Tensor) -> None:
+    """Check a high-precision matrix (M, K).
 
     Raises:
         ArgumentError: `x` is not 2-D or not fp32, bf16 or fp16.
@@ -24,6 +24,15 @@ def as_float32(x: Tensor) -> Tensor:
         raise ArgumentError(
             f"a tensor of {x.dtype}", "float32, bfloat16 or float16", "Convert the tensor first."
         )
+
+
+def as_float32(x: Tensor) -> Tensor:
+    """Check a high-precision matrix (M, K) and widen it to fp32, which is exact.
+
+    Raises:
+        ArgumentError: `x` is not 2-D or not fp32, bf16 or fp16.
+    """
+    check_matrix(x)
     return x.float()
 
 

@@ -13,7 +13,7 @@ GROUP = 16
 def hadamard16(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
     """Transform groups of 16 along the last dimension: v @ (diag(sign) @ H16 / 4), rounded to bf16.
 
-    Summed in fp64 by butterflies of stride 1, 2, 4, 8, then rounded to fp32 and to bf16.
+    Summed in fp32 by butterflies of stride 1, 2, 4, 8, an order that every device can keep.
 
     Args:
         x: bf16 (M, K), K a multiple of 16.
@@ -29,10 +29,10 @@ def hadamard16(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
             "Convert to bfloat16; choose a token count that is a multiple of 16.",
         )
     signs = torch.tensor([-0.25 if sign_mask >> i & 1 else 0.25 for i in range(GROUP)])
-    v = x.double().view(-1, GROUP) * signs.to(x.device, torch.float64)
+    v = x.float().view(-1, GROUP) * signs.to(x.device)
     for stride in (1, 2, 4, 8):
         pairs = v.view(-1, GROUP // (2 * stride), 2, stride)
         a, b = pairs.unbind(2)
         v = torch.stack((a + b, a - b), dim=2).view(-1, GROUP)
-    y = v.float().to(torch.bfloat16).view(x.shape)
+    y = v.to(torch.bfloat16).view(x.shape)
     return y.masked_fill(y.isnan(), torch.nan)
