@@ -15,13 +15,12 @@ def philox4x32_10(seed: int, subsequence: Tensor, offset: Tensor) -> Tensor:
     Args:
         seed: The 64-bit key.
         subsequence: int64, upper half of the counter (on a GPU, the thread).
-        offset: int64, lower half of the counter, broadcast against `subsequence`; each is four words.
+        offset: int64, lower half of the counter; broadcasts with `subsequence`.
 
     Returns:
         int64 (..., 4) of values 0 .. 2^32 - 1.
     """
-    shape = torch.broadcast_shapes(offset.shape, subsequence.shape)
-    offset, subsequence = offset.expand(shape), subsequence.expand(shape)
+    offset, subsequence = offset + 0 * subsequence, subsequence + 0 * offset
     words = [offset & _WORD, offset >> 32 & _WORD, subsequence & _WORD, subsequence >> 32 & _WORD]
     key = [seed & _WORD, seed >> 32 & _WORD]
     for _ in range(_ROUNDS):

@@ -29,7 +29,7 @@ def hadamard16(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
             "Convert to bfloat16; choose a token count that is a multiple of 16.",
         )
     signs = torch.tensor([-0.25 if sign_mask >> i & 1 else 0.25 for i in range(GROUP)])
-    v = x.float().view(-1, GROUP) * signs.to(x.device)
+    v = x.float().reshape(-1, GROUP) * signs.to(x.device)
     for stride in (1, 2, 4, 8):
         pairs = v.view(-1, GROUP // (2 * stride), 2, stride)
         a, b = pairs.unbind(2)
