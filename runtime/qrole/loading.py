@@ -13,8 +13,9 @@ from qrole.errors import CheckpointError, MissingExtraError, UsageError
 from qrole.user_code import load_attribute, load_file, running_user_code
 
 if TYPE_CHECKING:
-    from qrole.checkpoint.headers import TensorInfo
     from torch import nn
+
+    from qrole.checkpoint.headers import TensorInfo
 
 __all__ = ["LoadedModel", "load_model"]
 

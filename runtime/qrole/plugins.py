@@ -1,4 +1,4 @@
-"""Factories and emitters that packages offer through entry points; qrole's own use the same door."""
+"""Factories and emitters that packages offer; qrole's own come through the same door."""
 
 from __future__ import annotations
 
@@ -9,12 +9,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qrole.errors import UnknownNameError, UsageError
 from qrole.user_code import load_attribute, running_user_code
 
-__all__ = ["EMITTERS", "FACTORIES", "Factory", "FactoryEntry", "list_factories", "load_factory"]
+if TYPE_CHECKING:
+    from qrole.emitters.base import Emitter
+
+__all__ = [
+    "EMITTERS",
+    "FACTORIES",
+    "Factory",
+    "FactoryEntry",
+    "list_factories",
+    "load_emitters",
+    "load_factory",
+]
 
 FACTORIES = "qrole.factories"
 EMITTERS = "qrole.emitters"
@@ -120,18 +131,14 @@ def load_factory(spec: str) -> Factory:
     return Factory.of(found, spec)
 
 
-def load_emitters() -> list[Any]:
-    """One instance of every registered emitter class; third-party ones before qrole's own.
+def load_emitters() -> list[Emitter]:
+    """One instance of every registered emitter class, highest priority first.
 
     Raises:
         UserCodeError: A package's emitter cannot be imported or built.
     """
-    entries = sorted(
-        _entries(EMITTERS).values(),
-        key=lambda e: (e.value.startswith("qrole.emitters."), e.name),
-    )
-    emitters = []
-    for entry in entries:
-        with running_user_code(f"emitter {entry.name} ({entry.value})", None):
+    emitters: list[Emitter] = []
+    for name, entry in sorted(_entries(EMITTERS).items()):
+        with running_user_code(f"emitter {name} ({entry.value})", None):
             emitters.append(entry.load()())
-    return emitters
+    return sorted(emitters, key=lambda emitter: -emitter.priority)

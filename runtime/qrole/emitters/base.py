@@ -12,7 +12,7 @@ from qrole.roles import Direction, QuantizerRole, Slot
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["EmitOptions", "Emitter", "linear_slots"]
+__all__ = ["EmitOptions", "Emitter", "class_name", "linear_slots"]
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,15 @@ class Emitter(ABC):
 
     Third parties register a subclass under the entry-point group `qrole.emitters`; the first
     emitter that answers for a module is believed.
+
+    Attributes:
+        name: Shown as the source of a module's slots.
+        priority: Higher is asked earlier. Modules that speak of roles themselves come first (100),
+            third parties' emitters next (50), qrole's own for foreign modules last (0).
     """
 
     name: ClassVar[str]
+    priority: ClassVar[int] = 50
 
     @abstractmethod
     def slots(self, path: str, module: nn.Module, options: EmitOptions) -> list[Slot] | None:
@@ -103,3 +109,11 @@ def linear_slots(
         slot(Direction.FORWARD, forward + 1, "weight"),
         slot(Direction.BACKWARD, backward, "grad_output"),
     ]
+
+
+def class_name(module: nn.Module) -> str:
+    """Qualified class name, torch's own modules without their file's name."""
+    cls = type(module)
+    if cls.__module__.startswith("torch.nn.modules"):
+        return f"torch.nn.{cls.__qualname__}"
+    return f"{cls.__module__}.{cls.__qualname__}"

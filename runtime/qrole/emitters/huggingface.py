@@ -1,0 +1,115 @@
+"""Emitter and loading for transformers models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from qrole.emitters.base import EmitOptions, Emitter, class_name, linear_slots
+from qrole.errors import CheckpointError, UsageError
+from qrole.roles import Slot
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["HuggingFaceEmitter", "build_from_directory"]
+
+
+class HuggingFaceEmitter(Emitter):
+    """GPT-2's `Conv1D`, a linear layer that stores its weight as (in, out)."""
+
+    name: ClassVar[str] = "transformers"
+    priority: ClassVar[int] = 0
+
+    def slots(self, path: str, module: nn.Module, options: EmitOptions) -> list[Slot] | None:
+        """Slots of a Conv1D; None for anything else. Works without transformers installed."""
+        cls = type(module)
+        if cls.__name__ != "Conv1D" or not cls.__module__.startswith("transformers."):
+            return None
+        rows, columns = module.get_parameter("weight").shape
+        return linear_slots(
+            path, class_name(module), weight=f"{path}.weight", shape=(columns, rows)
+        )
+
+
+def build_from_directory(
+    directory: Path, config: dict[str, Any], weights: bool, trust_remote_code: bool
+) -> nn.Module:
+    """The model of a HuggingFace directory, in eval mode.
+
+    Args:
+        directory: Holds config.json and, for `weights`, safetensors.
+        config: The parsed config.json.
+        weights: Load them in the dtype they are stored in; otherwise the model is on the meta
+            device and costs no memory.
+        trust_remote_code: Run code that the directory brings.
+
+    Raises:
+        UsageError: The config names a class that transformers does not have, or remote code.
+        CheckpointError: The weights cannot be loaded, or leave keys missing.
+        MissingExtraError: transformers is not installed.
+    """
+    from qrole.loading import require_transformers
+
+    transformers = require_transformers(f"loading the model directory {directory}")
+    if config.get("auto_map") and not trust_remote_code:
+        raise UsageError(
+            f"{directory}/config.json names Python code that comes with the model (auto_map)",
+            expected="a model class that transformers ships",
+            hint="read that code, then pass --trust-remote-code",
+        )
+    cls = _model_class(transformers, directory, config)
+    if weights:
+        return _load_weights(cls, directory, trust_remote_code)
+    import torch
+
+    parsed = transformers.AutoConfig.from_pretrained(
+        directory, trust_remote_code=trust_remote_code, local_files_only=True
+    )
+    build = getattr(cls, "_from_config", None) or cls.from_config
+    with torch.device("meta"):
+        module: nn.Module = build(parsed)
+    module.tie_weights()  # type: ignore[operator]
+    return module.eval()
+
+
+def _model_class(transformers: Any, directory: Path, config: dict[str, Any]) -> Any:
+    names = config.get("architectures") or []
+    if config.get("auto_map"):
+        return transformers.AutoModel
+    for name in names:
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    if names:
+        raise UsageError(
+            f"{directory}/config.json names the architecture {names[0]!r}",
+            expected=f"a class of transformers {transformers.__version__}",
+            hint="install a transformers release that has it",
+        )
+    return transformers.AutoModel
+
+
+def _load_weights(cls: Any, directory: Path, trust_remote_code: bool) -> nn.Module:
+    try:
+        module, info = cls.from_pretrained(
+            directory,
+            dtype="auto",
+            local_files_only=True,
+            trust_remote_code=trust_remote_code,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(
+            f"transformers cannot load {directory}: {error}",
+            expected="weights that fit config.json",
+            hint="check that the download is complete",
+        ) from error
+    missing = sorted(info.get("missing_keys", ()))
+    if missing:
+        raise CheckpointError(
+            f"{directory} lacks {len(missing)} weights of {cls.__name__}, {missing[0]!r} first",
+            expected="every weight of the architecture that config.json names",
+            hint="check that the download is complete",
+        )
+    loaded: nn.Module = module
+    return loaded.eval()
