@@ -20,7 +20,6 @@ from qrole_kernels.reference.elements import (
 from tests.kernels import golden
 from tests.kernels.bitexact import assert_bits_equal
 
-
 FORMATS = {
     **formats.ELEMENT_FORMATS,
     "e2m3": formats.ElementFormat("e2m3", 2, 3, 1, 7.5, 0x1F, nan_cast=0x1F),

@@ -25,7 +25,7 @@ def test_current_scaling(case, kernels):
 
 
 def _check_te_python(case):
-    """The reference differs for inf and NaN, and takes bf16's largest value for an infinite scale."""
+    """The reference differs for inf and NaN, and where a scale overflows: it takes bf16's max."""
     if not case["input"].isfinite().all():
         assert not torch.equal(case["te_py.rowwise_data"], case["rowwise_data"])
         assert not torch.equal(case["te_py.scale_inv"], case["scale_inv"])

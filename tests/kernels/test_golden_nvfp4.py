@@ -85,7 +85,7 @@ def test_four_over_six(case, kernels):
 
 
 def _check_picks(scale, plain, picked):
-    """Where a block maps to four its scale is about 1.5 times the plain one, else about the same."""
+    """A block that maps to four has about 1.5 times the plain scale, any other about the same."""
     ratio = scale.view(torch.float8_e4m3fn).float() / plain.view(torch.float8_e4m3fn).float()
     normal = (plain >= 0x08) & (plain < 0x70)
     assert ((ratio > 1.3) == picked)[normal].all()

@@ -27,13 +27,13 @@ def check_matrix(x: Tensor) -> None:
 
 
 def as_float32(x: Tensor) -> Tensor:
-    """Check a high-precision matrix (M, K) and widen it to fp32, which is exact.
+    """Check a high-precision matrix (M, K) and widen it to contiguous fp32, exactly.
 
     Raises:
         ArgumentError: `x` is not 2-D or not fp32, bf16 or fp16.
     """
     check_matrix(x)
-    return x.float()
+    return x.float().contiguous()
 
 
 def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
