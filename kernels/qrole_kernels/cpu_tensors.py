@@ -1,0 +1,4 @@
+"""The CPU kernels on torch tensors: checks, allocation, and pointers for `qrole_kernels.cpu`.
+
+Signatures are those of `qrole_kernels.reference`; a function missing here has no CPU kernel.
+"""
