@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
+import importlib.util
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,11 +41,13 @@ class FactoryEntry:
         name: What `--factory` takes.
         target: `module:attribute`.
         package: Distribution that offers it, with its version.
+        doc: First paragraph of its docstring; `""` where the source cannot be read.
     """
 
     name: str
     target: str
     package: str
+    doc: str = ""
 
 
 @dataclass(frozen=True)
@@ -96,8 +100,21 @@ def list_factories() -> list[FactoryEntry]:
     found = []
     for name, entry in sorted(_entries(FACTORIES).items()):
         package = f"{entry.dist.name} {entry.dist.version}" if entry.dist else "unknown"
-        found.append(FactoryEntry(name, entry.value, package))
+        found.append(FactoryEntry(name, entry.value, package, _docstring(entry)))
     return found
+
+
+def _docstring(entry: EntryPoint) -> str:
+    """The factory's docstring, read from its source without running the file."""
+    try:
+        spec = importlib.util.find_spec(entry.module)
+        tree = ast.parse(Path(spec.origin).read_bytes()) if spec and spec.origin else None
+    except (ImportError, OSError, SyntaxError, ValueError):
+        return ""
+    for node in tree.body if tree else ():
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == entry.attr:
+            return " ".join((ast.get_docstring(node) or "").split("\n\n")[0].split())
+    return ""
 
 
 def load_factory(spec: str) -> Factory:

@@ -1,4 +1,4 @@
-"""The walk over a model: every module is offered to the emitters, every parameter is accounted for."""
+"""The walk over a model: every module is offered, every parameter is accounted for."""
 
 from __future__ import annotations
 
@@ -136,6 +136,8 @@ def _reason(owner: nn.Module, short: str, dim: int) -> tuple[str, bool]:
         return "convolution: no emitter covers it", True
     if isinstance(owner, nn.RNNBase | nn.RNNCellBase) and dim >= 2:
         return "recurrent layer: no emitter covers it", True
+    if any(word in short.lower() for word in ("embed", "position", "pos_", "token")):
+        return "embedding (added, no matrix product)", False
     if dim <= 1:
         return "bias" if short.endswith("bias") else "norm or other vector", False
     if any(word in kind.lower() for word in ("router", "gate")):

@@ -1,0 +1,1 @@
+"""The terminal of qrole: the only place that reads options and prints."""

@@ -1,0 +1,218 @@
+"""What every command says and how: data on stdout, progress and log on stderr."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["Column", "OutputFormat", "err", "finish", "note", "out", "progress", "show", "warn"]
+
+_NARROW = 80
+
+
+def _console(*, stderr: bool) -> Console:
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else _NARROW
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
+
+
+out = _console(stderr=False)
+err = _console(stderr=True)
+
+
+class _Settings:
+    """Options of the root command that all commands obey."""
+
+    quiet = False
+    verbose = False
+
+
+settings = _Settings()
+
+
+class OutputFormat(StrEnum):
+    """How a command prints its data."""
+
+    TABLE = "table"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        name: Header.
+        right: Align to the right (numbers).
+        path: Holds module paths: shortened in the middle, never wrapped.
+        style: Rich style of the cells.
+    """
+
+    name: str
+    right: bool = False
+    path: bool = False
+    style: str = ""
+
+
+def show(
+    columns: Sequence[Column],
+    rows: Sequence[Sequence[str]],
+    payload: dict[str, Any],
+    output: OutputFormat,
+    *,
+    title: str = "",
+) -> None:
+    """Prints a command's data on stdout in the format asked for.
+
+    Args:
+        columns: The table's columns.
+        rows: Its cells; rich markup is not interpreted.
+        payload: What JSON output holds; has the key `schema`.
+        output: The format.
+        title: Printed above a table.
+    """
+    if output is OutputFormat.JSON:
+        sys.stdout.write(json.dumps(payload, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    elif output is OutputFormat.CSV:
+        sys.stdout.write(_csv(columns, rows))
+    elif output is OutputFormat.MARKDOWN:
+        sys.stdout.write(_markdown(columns, rows))
+    else:
+        if title:
+            out.print(Text(title, style="bold"))
+        out.print(_table(columns, rows))
+
+
+def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
+    widths = [max([len(c.name), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
+    spare = sum(widths) + len(widths) - out.width
+    for i, column in enumerate(columns):
+        width = widths[i]
+        if column.path and spare > 0:
+            cut = min(spare, max(width - 16, 0))
+            width, spare = width - cut, spare - cut
+            rows = [[*row[:i], _shorten(row[i], width), *row[i + 1 :]] for row in rows]
+        table.add_column(
+            column.name,
+            justify="right" if column.right else "left",
+            style=column.style or None,
+            no_wrap=column.path or column.right,
+            overflow="fold",
+            width=width if column.path else None,
+        )
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _shorten(path: str, width: int) -> str:
+    """A path of at most `width` characters, cut in the middle."""
+    if len(path) <= width:
+        return path
+    tail = (width - 1) * 2 // 3
+    return f"{path[: width - 1 - tail]}…{path[-tail:]}"
+
+
+def _csv(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([column.name for column in columns])
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _markdown(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
+
+    rule = line(["--:" if column.right else "---" for column in columns])
+    return line([column.name for column in columns]) + rule + "".join(line(row) for row in rows)
+
+
+def note(text: str) -> None:
+    """A line for the user on stderr; silent with `--quiet`."""
+    if not settings.quiet:
+        err.print(Text(f"note: {text}", style="dim"), soft_wrap=True)
+
+
+def warn(text: str) -> None:
+    """A warning on stderr; not silenced by `--quiet`."""
+    err.print(Text.assemble(("warning: ", "yellow"), text), soft_wrap=True)
+
+
+def finish(ok: bool, text: str) -> None:
+    """The last line of a command, on stderr: what came out of it."""
+    if ok and settings.quiet:
+        return
+    word, style = ("PASSED", "bold green") if ok else ("FAILED", "bold red")
+    err.print(Text.assemble((word, style), f" {text}"), soft_wrap=True)
+
+
+class ProgressReporter:
+    """Told by a library function how far it is; `update` fits every `on_progress` callback."""
+
+    def __init__(self, bar: Progress | None, description: str) -> None:
+        self._bar = bar
+        self._task = bar.add_task(description, total=None) if bar is not None else None
+
+    def update(self, done: int, total: int | None, description: str = "") -> None:
+        """Sets what is done of what; both in the unit given to `progress`."""
+        if self._bar is not None and self._task is not None:
+            changes: dict[str, Any] = {"description": description} if description else {}
+            self._bar.update(self._task, completed=done, total=total, **changes)
+
+    __call__ = update
+
+
+@contextmanager
+def progress(description: str, *, unit: str = "items") -> Iterator[ProgressReporter]:
+    """A progress bar on stderr with rate and time left; silent with `-q` or without a terminal.
+
+    Args:
+        description: What is being done.
+        unit: `bytes`, or the plural of what is counted.
+    """
+    if settings.quiet or not err.is_terminal:
+        yield ProgressReporter(None, description)
+        return
+    counted = (
+        (DownloadColumn(binary_units=True), TransferSpeedColumn())
+        if unit == "bytes"
+        else (MofNCompleteColumn(), TextColumn(unit))
+    )
+    bar = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        *counted,
+        TimeRemainingColumn(),
+        console=err,
+        transient=True,
+    )
+    with bar:
+        yield ProgressReporter(bar, description)

@@ -1,0 +1,58 @@
+"""Options that several commands share, declared once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from qrole_cli.console import OutputFormat
+
+__all__ = [
+    "FactoryOption",
+    "FormatOption",
+    "JsonOption",
+    "ModelArgument",
+    "RemoteCodeOption",
+    "chosen_format",
+]
+
+ModelArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="model.py, model.py:attr, pkg.mod:attr, a HuggingFace-style directory, or a "
+        ".safetensors file.",
+        show_default=False,
+    ),
+]
+
+
+def complete_factory(incomplete: str) -> list[str]:
+    from qrole.plugins import list_factories
+
+    return [entry.name for entry in list_factories() if entry.name.startswith(incomplete)]
+
+
+FactoryOption = Annotated[
+    str,
+    typer.Option(
+        "--factory",
+        "-f",
+        metavar="F",
+        help="An entry point (nvfp4), pkg.mod:fn, file.py:fn, or rules.toml.",
+        autocompletion=complete_factory,
+        show_default=False,
+    ),
+]
+FormatOption = Annotated[OutputFormat, typer.Option("--format", help="How to print the data.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Same as --format json.")]
+RemoteCodeOption = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Run Python code that a model directory brings."),
+]
+
+
+def chosen_format(output: OutputFormat, as_json: bool) -> OutputFormat:
+    """The format that `--format` and `--json` together ask for."""
+    return OutputFormat.JSON if as_json else output
