@@ -6,13 +6,16 @@ No quantizer module imports torch when it is imported; the data-free checkpoint 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from qrole.errors import OperandError
+from qrole.quantizers.tensor import QuantizedTensor, Representation
+
 if TYPE_CHECKING:
     import torch
-    from qrole.quantizers.tensor import QuantizedTensor
+
+    from qrole.roles import Usage
 
 __all__ = ["OperandFormat", "Quantizer"]
 
@@ -21,11 +24,12 @@ __all__ = ["OperandFormat", "Quantizer"]
 class OperandFormat:
     """The number format of one representation (row-wise or column-wise) of a tensor.
 
-    Two operands can meet in a GEMM when `pairs_with` says so; equal formats have equal fields.
+    Two operands can meet in a GEMM when `qrole.gemm` says so; equal formats have equal fields.
 
     Attributes:
-        family: `high_precision`, `fp8_tensor`, `fp8_block`, `mxfp8`, `mxfp4` or `nvfp4`.
-        element: `e4m3`, `e5m2`, `e2m1`; `""` for high precision.
+        family: `high_precision`, `fp8_tensor`, `fp8_block`, `mxfp8`, `mxfp4`, `nvfp4`, or `custom`
+            for a quantizer class of the user's.
+        element: `e4m3`, `e5m2`, `e2m1`; `""` for high precision; the class's name for `custom`.
         block: Elements that share a scale, as (rows, columns) of the tensor in its own orientation
             before any transpose; None for one scale per tensor. Row-wise MXFP8 is (1, 32),
             column-wise (32, 1).
@@ -54,6 +58,28 @@ class OperandFormat:
     delayed: bool = False
 
     @property
+    def label(self) -> str:
+        """A short name for tables, such as `MXFP8 E4M3`, `NVFP4 RHT SR` or `FP8 E5M2 1x128`."""
+        if self.family == "high_precision":
+            return "high precision"
+        if self.family == "custom":
+            return self.element
+        blocks = {"mxfp8": (1, 32), "mxfp4": (1, 32), "nvfp4": (1, 16)}.get(self.family)
+        words = [self.family.split("_")[0].upper()]
+        if self.element != "e2m1":
+            words.append(self.element.upper())
+        if self.block is not None and self.block not in (blocks, blocks and blocks[::-1]):
+            words.append(f"{self.block[0]}x{self.block[1]}")
+        flags = {
+            "delayed": self.delayed,
+            "RHT": self.rht,
+            "SR": self.stochastic_rounding,
+            "row-scaled": self.row_scaled,
+            "4over6": bool(self.four_over_six),
+        }
+        return " ".join(words + [word for word, on in flags.items() if on])
+
+    @property
     def bits_per_element(self) -> float:
         """Storage bits per element, block scales included, per-tensor scales not."""
         element = {"e4m3": 8.0, "e5m2": 8.0, "e2m1": 4.0}.get(self.element, 16.0)
@@ -63,12 +89,18 @@ class OperandFormat:
         return element + scale / (self.block[0] * self.block[1])
 
 
-class Quantizer(ABC):
+class Quantizer:
     """A number format with its options, for the row-wise and the column-wise representation.
 
     Options are fixed at construction and equality is by class and options. Usage flags
     (`rowwise_usage`, `columnwise_usage`) say which representations `quantize` makes; modules set
     them per pass as TransformerEngine's do, and they take no part in equality.
+
+    Shapes that a format's hardware refuses (sizes that are no multiple of the block) are
+    quantized all the same, missing elements counting as zero; `qrole audit` reports them.
+
+    qrole's own classes override `encode` and `decode`. A class written for TransformerEngine
+    overrides `quantize_impl` and is called through it; its format is `custom`.
 
     Attributes:
         rowwise_usage: `quantize` makes row-wise data.
@@ -92,34 +124,140 @@ class Quantizer(ABC):
         self.optimize_for_gemm = False
 
     @property
-    @abstractmethod
     def rowwise_format(self) -> OperandFormat:
         """Format of the data that fprop (input, weight) and dgrad (grad_output) read."""
+        return OperandFormat("custom", type(self).__name__)
 
     @property
-    @abstractmethod
     def columnwise_format(self) -> OperandFormat:
         """Format of the data that dgrad (weight) and wgrad (input, grad_output) read."""
+        return OperandFormat("custom", type(self).__name__)
 
     @property
-    @abstractmethod
     def label(self) -> str:
         """A short name for tables: `MXFP8 E4M3`, `NVFP4 RHT SR`; equal quantizers share it."""
+        return type(self).__name__
 
-    @abstractmethod
+    def encode(
+        self, x_MK: torch.Tensor, generator: torch.Generator | None = None
+    ) -> tuple[Representation | None, Representation | None]:
+        """Makes the representations that the usage flags ask for.
+
+        Args:
+            x_MK: fp32, bf16 or fp16 matrix.
+            generator: Random bits for stochastic rounding; None draws from torch's default.
+
+        Returns:
+            Row-wise and column-wise data.
+        """
+        raise _unwritten(self, "encode")
+
+    def decode(
+        self,
+        data: Representation,
+        usage: Usage,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """The matrix (M, K) that a representation made by `encode` stands for.
+
+        Args:
+            data: The representation.
+            usage: Which of the two it is.
+            shape: (M, K).
+            dtype: Of the result; the arithmetic is fp32, rounded once.
+        """
+        raise _unwritten(self, "decode")
+
+    def quantize_impl(self, tensor: torch.Tensor) -> Any:
+        """What a quantizer class written for TransformerEngine overrides."""
+        raise _unwritten(self, "quantize_impl")
+
     def quantize(
-        self, tensor: torch.Tensor, *, generator: torch.Generator | None = None
+        self,
+        tensor: torch.Tensor | QuantizedTensor,
+        *,
+        out: QuantizedTensor | None = None,
+        dtype: torch.dtype | None = None,
+        generator: torch.Generator | None = None,
     ) -> QuantizedTensor:
         """Quantizes a tensor of shape (..., K), seen as (M, K).
 
         Args:
-            tensor: fp32, bf16 or fp16.
+            tensor: fp32, bf16 or fp16; a quantized one is dequantized first.
+            out: Written in place and returned, where given; decides which data is made.
+            dtype: What `dequantize` gives back; the tensor's own dtype where None.
             generator: Random bits for stochastic rounding; None draws from torch's default.
-        """
 
-    def __call__(self, tensor: torch.Tensor) -> QuantizedTensor:
+        Raises:
+            OperandError: The tensor is of another dtype, or a usage asks for no data at all.
+        """
+        if isinstance(tensor, QuantizedTensor):
+            tensor = tensor.dequantize()
+        if out is not None:
+            return self.update_quantized(tensor, out)
+        if type(self).encode is Quantizer.encode:
+            made: QuantizedTensor = self.quantize_impl(tensor)
+            return made
+        if not (self.rowwise_usage or self.columnwise_usage):
+            raise OperandError(
+                f"{self!r} is to make neither row-wise nor column-wise data",
+                expected="at least one usage switched on",
+                hint="call set_usage(rowwise=True)",
+            )
+        rowwise, columnwise = self.encode(_as_matrix(tensor), generator)
+        return QuantizedTensor(tensor.shape, dtype or tensor.dtype, self, rowwise, columnwise)
+
+    def __call__(self, tensor: torch.Tensor | QuantizedTensor) -> QuantizedTensor:
         """Same as `quantize`, as TransformerEngine's quantizers are called."""
         return self.quantize(tensor)
+
+    def update_quantized(
+        self,
+        src: torch.Tensor,
+        dst: QuantizedTensor,
+        *,
+        noop_flag: torch.Tensor | None = None,
+    ) -> QuantizedTensor:
+        """Quantizes `src` into the buffers of `dst`, whose representations decide what is made.
+
+        Args:
+            src: Tensor of the shape of `dst`.
+            dst: Written in place.
+            noop_flag: Leaves `dst` as it is where it holds a non-zero number.
+        """
+        if noop_flag is not None and bool(noop_flag):
+            return dst
+        quantizer = self.copy()
+        quantizer.set_usage(rowwise=dst.rowwise is not None, columnwise=dst.columnwise is not None)
+        made = quantizer.quantize(src)
+        for old, new in ((dst.rowwise, made.rowwise), (dst.columnwise, made.columnwise)):
+            for name in ("data", "scale_inv", "amax"):
+                target, source = getattr(old, name, None), getattr(new, name, None)
+                if target is not None and source is not None:
+                    target.copy_(source)
+        return dst
+
+    def make_empty(
+        self,
+        shape: torch.Size | tuple[int, ...] | list[int],
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> QuantizedTensor:
+        """A quantized tensor of zeros, to be written by `update_quantized`.
+
+        Args:
+            shape: Shape before quantization.
+            dtype: Nominal dtype; fp32 where None.
+            device: Where the data lives; the CPU where None, or where CUDA is named and missing.
+        """
+        import torch
+
+        device = torch.device(device or "cpu")
+        if device.type == "cuda" and not torch.cuda.is_available():
+            device = torch.device("cpu")
+        return self.quantize(torch.zeros(shape, dtype=dtype or torch.float32, device=device))
 
     def set_usage(self, *, rowwise: bool | None = None, columnwise: bool | None = None) -> None:
         """Changes which representations `quantize` makes; None leaves a flag as it is."""
@@ -136,8 +274,15 @@ class Quantizer(ABC):
         """The class name and the options as JSON values: what plans and manifests record."""
         return {
             "quantizer": type(self).__name__,
-            **{k: _plain(getattr(self, k)) for k in self.options},
+            **{k: _plain(getattr(self, k)) for k in self._option_names()},
         }
+
+    def _option_names(self) -> tuple[str, ...]:
+        """`options`; the public attributes of a class that names none, such as a user's own."""
+        state = {"rowwise_usage", "columnwise_usage", "internal", "optimize_for_gemm"}
+        return self.options or tuple(
+            name for name in sorted(vars(self)) if not name.startswith("_") and name not in state
+        )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Quantizer):
@@ -148,8 +293,30 @@ class Quantizer(ABC):
         return hash((type(self), repr(self.describe())))
 
     def __repr__(self) -> str:
-        inner = ", ".join(f"{name}={getattr(self, name)!r}" for name in self.options)
+        inner = ", ".join(f"{name}={_shown(getattr(self, name))}" for name in self._option_names())
         return f"{type(self).__name__}({inner})"
+
+
+def _unwritten(quantizer: Quantizer, method: str) -> OperandError:
+    name = type(quantizer).__name__
+    return OperandError(
+        f"the quantizer class {name} has no method {method}",
+        expected="encode and decode, or quantize_impl as TransformerEngine calls it",
+        hint=f"write {method} for {name}",
+    )
+
+
+def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor (..., K) as (M, K), outside of autograd."""
+    if tensor.dtype.itemsize > 4 or not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+        raise OperandError(
+            f"a tensor of {tensor.dtype}",
+            expected="float32, bfloat16 or float16",
+            hint="convert it before it is quantized",
+        )
+    columns = tensor.shape[-1] if tensor.dim() else 1
+    rows = tensor.numel() // columns if columns else tensor.shape[:-1].numel()
+    return tensor.detach().reshape(rows, columns)
 
 
 def _plain(value: Any) -> Any:
@@ -159,3 +326,8 @@ def _plain(value: Any) -> Any:
     if value is None or type(value) in (bool, int, float, str):
         return value
     return str(getattr(value, "name", value))
+
+
+def _shown(value: Any) -> str:
+    name = getattr(value, "name", None)
+    return f"{type(value).__name__}.{name}" if isinstance(name, str) else repr(value)
