@@ -38,8 +38,8 @@ def swizzle_scales(scale: Tensor) -> Tensor:
     return padded.view(tiles_r, 4, 32, tiles_c, TILE_COLS).permute(0, 3, 2, 1, 4).flatten()
 
 
-def unswizzle_scales(swizzled: Tensor, rows: int, cols: int) -> Tensor:
-    """Undo `swizzle_scales`: the compact scales (rows, cols).
+def check_swizzled(swizzled: Tensor, rows: int, cols: int) -> tuple[int, int]:
+    """Check that swizzled scales belong to the compact (rows, cols); the padded shape.
 
     Raises:
         ArgumentError: The number of scales isn't that of the padded (rows, cols).
@@ -51,6 +51,16 @@ def unswizzle_scales(swizzled: Tensor, rows: int, cols: int) -> Tensor:
             f"{padded_rows * padded_cols}, the padded {padded_rows} x {padded_cols}",
             "Pass the compact shape that was swizzled.",
         )
+    return padded_rows, padded_cols
+
+
+def unswizzle_scales(swizzled: Tensor, rows: int, cols: int) -> Tensor:
+    """Undo `swizzle_scales`: the compact scales (rows, cols).
+
+    Raises:
+        ArgumentError: The number of scales isn't that of the padded (rows, cols).
+    """
+    padded_rows, padded_cols = check_swizzled(swizzled, rows, cols)
     tiles = swizzled.view(padded_rows // TILE_ROWS, padded_cols // TILE_COLS, 32, 4, TILE_COLS)
     return tiles.permute(0, 3, 2, 1, 4).reshape(padded_rows, padded_cols)[:rows, :cols].contiguous()
 

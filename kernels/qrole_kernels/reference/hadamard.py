@@ -10,6 +10,20 @@ SIGN_MASK = 0xD7E8
 GROUP = 16
 
 
+def check_transformable(x: Tensor) -> None:
+    """Check the input of the transform.
+
+    Raises:
+        ArgumentError: Not bf16, no matrix, or K no multiple of 16.
+    """
+    if x.dtype != torch.bfloat16 or x.dim() != 2 or x.shape[1] % GROUP:
+        raise ArgumentError(
+            f"a tensor of {x.dtype} and shape {tuple(x.shape)}",
+            "a bfloat16 matrix (M, K) with K a multiple of 16",
+            "Convert to bfloat16; choose a token count that is a multiple of 16.",
+        )
+
+
 def hadamard16(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
     """Transform groups of 16 along the last dimension: v @ (diag(sign) @ H16 / 4), rounded to bf16.
 
@@ -22,12 +36,7 @@ def hadamard16(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
     Raises:
         ArgumentError: Wrong dtype or K.
     """
-    if x.dtype != torch.bfloat16 or x.dim() != 2 or x.shape[1] % GROUP:
-        raise ArgumentError(
-            f"a tensor of {x.dtype} and shape {tuple(x.shape)}",
-            "a bfloat16 matrix (M, K) with K a multiple of 16",
-            "Convert to bfloat16; choose a token count that is a multiple of 16.",
-        )
+    check_transformable(x)
     signs = torch.tensor([-0.25 if sign_mask >> i & 1 else 0.25 for i in range(GROUP)])
     v = x.float().reshape(-1, GROUP) * signs.to(x.device)
     for stride in (1, 2, 4, 8):
