@@ -70,12 +70,15 @@ class Column:
         right: Align to the right (numbers).
         path: Holds module paths: shortened in the middle, never wrapped.
         style: Rich style of the cells.
+        drop: Where the table is wider than the terminal, the column of the highest rank goes
+            first, and a note says so; 0 stays.
     """
 
     name: str
     right: bool = False
     path: bool = False
     style: str = ""
+    drop: int = 0
 
 
 def show(
@@ -85,6 +88,7 @@ def show(
     output: OutputFormat,
     *,
     title: str = "",
+    wide: bool = False,
 ) -> None:
     """Prints a command's data on stdout in the format asked for.
 
@@ -94,6 +98,7 @@ def show(
         payload: What JSON output holds; has the key `schema`.
         output: The format.
         title: Printed above a table.
+        wide: Drop no column of a table, however narrow the terminal.
     """
     if output is OutputFormat.JSON:
         sys.stdout.write(json.dumps(payload, indent=2, sort_keys=True, allow_nan=False) + "\n")
@@ -104,7 +109,32 @@ def show(
     else:
         if title:
             out.print(Text(title, style="bold"))
-        out.print(_table(columns, rows))
+        kept = range(len(columns)) if wide else _fitting(columns, rows)
+        shown = [columns[i] for i in kept]
+        out.print(_table(shown, [[row[i] for i in kept] for row in rows]))
+        dropped = [column.name for column in columns if column not in shown]
+        if dropped:
+            note(
+                f"columns that did not fit: {', '.join(dropped)} (a wider terminal or --format csv)"
+            )
+
+
+_PATH_AT_MOST = 36
+
+
+def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Indexes of the columns that fit; empty droppable columns go without a word being lost."""
+    kept = list(range(len(columns)))
+
+    def width(i: int) -> int:
+        widest = max([len(columns[i].name), *(len(row[i]) for row in rows)])
+        return min(widest, _PATH_AT_MOST) if columns[i].path else widest
+
+    for i in sorted(kept, key=lambda i: -columns[i].drop):
+        if columns[i].drop == 0 or sum(map(width, kept)) + len(kept) <= out.width:
+            break
+        kept.remove(i)
+    return kept
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:

@@ -11,9 +11,9 @@ __all__ = ["register"]
 
 _COLUMNS = (
     Column("factory", style="bold"),
+    Column("package", drop=1),
+    Column("source", drop=2),
     Column("description"),
-    Column("source", path=True),
-    Column("package"),
 )
 
 
@@ -32,7 +32,7 @@ def register(app: typer.Typer) -> None:
         from qrole.plugins import list_factories
 
         entries = list_factories()
-        rows = [[e.name, e.doc, e.target, e.package] for e in entries]
+        rows = [[e.name, e.package, e.target, e.doc] for e in entries]
         payload = {
             "schema": "qrole.factories/1",
             "factories": [

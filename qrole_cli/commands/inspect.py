@@ -71,59 +71,38 @@ def register(app: typer.Typer) -> None:
         chosen = chosen_format(output, as_json)
         entries = [(slot, plan.decision(slot.id) if plan else None) for slot in slots]
         rows = _rows(entries, fold and chosen is OutputFormat.TABLE)
-        everything = wide or chosen is not OutputFormat.TABLE
-        shown = _fitting(rows, plan is not None, everything)
+        columns = _columns(rows, plan is not None)
         show(
-            [_COLUMNS[name] for name in shown],
-            [[row[name] for name in shown] for row in rows],
+            columns,
+            [[row[column.name] for column in columns] for row in rows],
             _payload(model, entries, inventory, plan),
             chosen,
+            wide=wide,
         )
         if chosen is OutputFormat.TABLE:
-            _say_rest(inventory, plan, len(slots), [n for n in _columns(plan) if n not in shown])
+            _say_rest(inventory, plan, len(slots))
 
 
-_COLUMNS: dict[str, Column] = {
-    column.name: column
-    for column in (
-        Column("module", path=True),
-        Column("class", path=True),
-        Column("TE name", path=True),
-        Column("slot"),
-        Column("xN", right=True),
-        Column("role", style="cyan"),
-        Column("shape", right=True),
-        Column("read by"),
-        Column("row-wise", style="green"),
-        Column("column-wise", style="green"),
-        Column("decided at", path=True),
-    )
-}
-# What a narrow terminal loses first.
-_DROPPABLE = ("class", "TE name", "decided at", "read by", "shape")
+_COLUMNS = (
+    Column("module", path=True),
+    Column("class", path=True, drop=5),
+    Column("TE name", path=True, drop=4),
+    Column("slot"),
+    Column("xN", right=True),
+    Column("role", style="cyan"),
+    Column("shape", right=True, drop=1),
+    Column("read by", drop=2),
+    Column("row-wise", style="green"),
+    Column("column-wise", style="green"),
+)
 
 
-def _columns(plan: object | None) -> list[str]:
-    names = [n for n in _COLUMNS if plan is not None or n not in ("row-wise", "column-wise")]
-    names.remove("decided at")
-    return names
-
-
-def _fitting(rows: list[dict[str, str]], planned: bool, everything: bool) -> list[str]:
-    names = _columns(planned or None)
-    if all(not row["xN"] for row in rows):
-        names.remove("xN")
-    for droppable in () if everything else _DROPPABLE:
-        widths = [min(_width(rows, n), 36) if _COLUMNS[n].path else _width(rows, n) for n in names]
-        if sum(widths) + len(names) <= console.out.width:
-            break
-        if droppable in names:
-            names.remove(droppable)
-    return names
-
-
-def _width(rows: list[dict[str, str]], name: str) -> int:
-    return max([len(name), *(len(row[name]) for row in rows)])
+def _columns(rows: list[dict[str, str]], planned: bool) -> list[Column]:
+    """The columns that have something to say."""
+    silent = set() if planned else {"row-wise", "column-wise"}
+    if not any(row["xN"] for row in rows):
+        silent.add("xN")
+    return [column for column in _COLUMNS if column.name not in silent]
 
 
 def _selected(inventory: Inventory, pattern: str | None) -> list[Slot]:
@@ -188,7 +167,6 @@ def _cells(slot: Slot, decision: Decision | None) -> dict[str, str]:
         "read by": " ".join(map(str, slot.reads)) if slot.consumed else "nothing",
         "row-wise": _format(decision, "rowwise"),
         "column-wise": _format(decision, "columnwise"),
-        "decided at": str(decision.origin) if decision and decision.origin else "",
     }
 
 
@@ -199,7 +177,7 @@ def _role(slot: Slot) -> str:
     if slot.bare:
         return "bare (no role list)"
     if not role.module_type and not role.tensor_type:
-        return f"hint {role.name}" if role.name else "bare"
+        return f"hint {role.name.rpartition('.')[2]}" if role.name else "bare"
     group = f" {slot.group}" if slot.group else ""
     return f"{role.module_type}/{role.tensor_type}{group}"
 
@@ -211,7 +189,7 @@ def _format(decision: Decision | None, usage: str) -> str:
     return found.label if found is not None else decision.label
 
 
-def _say_rest(inventory: Inventory, plan: Plan | None, shown: int, dropped: list[str]) -> None:
+def _say_rest(inventory: Inventory, plan: Plan | None, shown: int) -> None:
     out = console.out
     total = sum(slot.copies for slot in inventory.slots)
     modules = len({slot.module for slot in inventory.slots})
@@ -229,9 +207,6 @@ def _say_rest(inventory: Inventory, plan: Plan | None, shown: int, dropped: list
         console.note(text)
     if shown < len(inventory.slots):
         console.note(f"{len(inventory.slots) - shown} slots are not shown: --module left them out")
-    if dropped and any(name != "xN" for name in dropped):
-        names = ", ".join(name for name in dropped if name != "xN")
-        console.note(f"columns that did not fit: {names} (--wide shows them)")
 
 
 def _say_totals(plan: Plan) -> None:

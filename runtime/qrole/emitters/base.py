@@ -12,7 +12,7 @@ from qrole.roles import Direction, QuantizerRole, Slot
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["EmitOptions", "Emitter", "class_name", "linear_slots"]
+__all__ = ["EmitOptions", "Emitter", "attention_slots", "class_name", "linear_slots"]
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,52 @@ def linear_slots(
         slot(Direction.FORWARD, forward + 1, "weight"),
         slot(Direction.BACKWARD, backward, "grad_output"),
     ]
+
+
+# TransformerEngine's groups of slots, as (operand, tensor type of the role, slots, the one read).
+_ATTENTION = {
+    Direction.FORWARD: (("qkv", "qkv", 3, 2), ("o", "", 3, 0), ("s", "s", 3, 2)),
+    Direction.BACKWARD: (("dqkv", "", 2, 0), ("do", "do", 2, 1), ("dp", "dp", 2, 1)),
+}
+_HINTS = {"o": "dpa_output", "dqkv": "dpa_grad_input"}
+
+
+def attention_slots(
+    path: str, module_class: str, *, name: str, start: tuple[int, int] = (0, 0)
+) -> list[Slot]:
+    """The 9 forward and 6 backward slots of a dot-product attention.
+
+    Args:
+        path: Path of the module.
+        module_class: Its qualified class name.
+        name: The name that goes into the roles.
+        start: Index of the first forward and of the first backward slot.
+    """
+    slots: list[Slot] = []
+    for (direction, groups), index in zip(_ATTENTION.items(), start, strict=True):
+        for operand, tensor_type, count, read in groups:
+            hint = _HINTS.get(operand, "")
+            role = (
+                QuantizerRole(name=f"{name}.{hint}" if name else hint)
+                if hint
+                else QuantizerRole("dpa", tensor_type, name)
+            )
+            slots += [
+                Slot(
+                    module=path,
+                    direction=direction,
+                    index=index + i,
+                    role=role,
+                    module_class=module_class,
+                    te_name=name,
+                    operand=operand,
+                    group="attention",
+                    consumed=i == read,
+                )
+                for i in range(count)
+            ]
+            index += count
+    return slots
 
 
 def class_name(module: nn.Module) -> str:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qrole.emitters.base import EmitOptions, Emitter, class_name, linear_slots
+from qrole.emitters.base import (
+    EmitOptions,
+    Emitter,
+    attention_slots,
+    class_name,
+    linear_slots,
+)
 from qrole.errors import CheckpointError, UsageError
 from qrole.roles import Slot
 
@@ -16,20 +22,34 @@ __all__ = ["HuggingFaceEmitter", "build_from_directory"]
 
 
 class HuggingFaceEmitter(Emitter):
-    """GPT-2's `Conv1D`, a linear layer that stores its weight as (in, out)."""
+    """GPT-2's `Conv1D` (a linear layer whose weight is (in, out)); attention when asked for."""
 
     name: ClassVar[str] = "transformers"
     priority: ClassVar[int] = 0
 
     def slots(self, path: str, module: nn.Module, options: EmitOptions) -> list[Slot] | None:
-        """Slots of a Conv1D; None for anything else. Works without transformers installed."""
+        """Slots of one module; None where it is neither. Works without transformers installed."""
         cls = type(module)
-        if cls.__name__ != "Conv1D" or not cls.__module__.startswith("transformers."):
+        if not cls.__module__.startswith("transformers."):
             return None
-        rows, columns = module.get_parameter("weight").shape
-        return linear_slots(
-            path, class_name(module), weight=f"{path}.weight", shape=(columns, rows)
-        )
+        if cls.__name__ == "Conv1D":
+            rows, columns = module.get_parameter("weight").shape
+            return linear_slots(
+                path, class_name(module), weight=f"{path}.weight", shape=(columns, rows)
+            )
+        if options.attention and _computes_attention(module):
+            return attention_slots(path, class_name(module), name=path)
+        return None
+
+
+def _computes_attention(module: nn.Module) -> bool:
+    """Whether the module calls the attention function itself rather than through a child.
+
+    transformers chooses that function by `config._attn_implementation`, so each such module keeps
+    the config, and says whether it is causal or how it scales.
+    """
+    named = type(module).__name__.endswith(("Attention", "SelfAttention", "CrossAttention"))
+    return named and hasattr(module, "config") and hasattr(module, "is_causal")
 
 
 def build_from_directory(

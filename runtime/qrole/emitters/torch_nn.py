@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from qrole.emitters.base import EmitOptions, Emitter, class_name, linear_slots
-from qrole.roles import Slot
+from qrole.emitters.base import (
+    EmitOptions,
+    Emitter,
+    attention_slots,
+    class_name,
+    linear_slots,
+)
+from qrole.roles import Direction, Slot
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +41,12 @@ class TorchNNEmitter(Emitter):
                 shape=tuple(module.weight.shape),
             )
         if isinstance(module, nn.MultiheadAttention):
-            return _attention(path, module)
+            slots = _attention(path, module)
+            if options.attention:
+                forward = sum(slot.direction is Direction.FORWARD for slot in slots)
+                start = (forward, len(slots) - forward)
+                slots += attention_slots(path, class_name(module), name=path, start=start)
+            return slots
         return None
 
     def covers_children(self, module: nn.Module) -> bool:

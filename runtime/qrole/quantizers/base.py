@@ -81,10 +81,15 @@ class OperandFormat:
 
     @property
     def bits_per_element(self) -> float:
-        """Storage bits per element, block scales included, per-tensor scales not."""
+        """Storage bits per element, block scales included, per-tensor scales not.
+
+        The scales of square MXFP8 and NVFP4 blocks are stored once per row, as kernels read them.
+        """
         element = {"e4m3": 8.0, "e5m2": 8.0, "e2m1": 4.0}.get(self.element, 16.0)
         if self.block is None or not self.scale:
             return element
+        if self.family in ("mxfp8", "nvfp4"):
+            return element + 8.0 / max(self.block)
         scale = 32.0 if self.scale.startswith("fp32") else 8.0
         return element + scale / (self.block[0] * self.block[1])
 

