@@ -3,7 +3,6 @@
 import re
 
 import torch
-from torch import Tensor
 
 from qrole_kernels import formats
 from qrole_kernels.philox import philox4x32_10
@@ -19,6 +18,7 @@ from qrole_kernels.reference.elements import (
 )
 from tests.kernels import golden
 from tests.kernels.bitexact import assert_bits_equal
+from tests.kernels.nearest import nearest
 
 FORMATS = {
     **formats.ELEMENT_FORMATS,
@@ -35,7 +35,7 @@ def test_element_casts(case):
     assert_bits_equal(encode_fp8(x, "e5m2"), case["e5m2_satfinite"], "e5m2")
     assert_bits_equal(encode_e2m1(x), case["e2m1_satfinite"], "e2m1")
     for name in ("e4m3", "e5m2", "e2m1", "e2m3", "e3m2"):
-        assert_bits_equal(_nearest(x, FORMATS[name]), case[f"{name}_satfinite"], name)
+        assert_bits_equal(nearest(x, FORMATS[name]), case[f"{name}_satfinite"], name)
     for name, dtype in (("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)):
         # Saturation is the only difference of the other CUDA mode; torch has one mode per format.
         saturated, other = case[f"{name}_satfinite"], case[f"{name}_nosat"]
@@ -43,17 +43,6 @@ def test_element_casts(case):
         assert_bits_equal(saturated[in_range], other[in_range], name)
         recorded = case["torch213_cpu_" + str(dtype).removeprefix("torch.float8_")]
         assert_bits_equal(x.to(dtype).view(torch.uint8), recorded, str(dtype))
-
-
-def _nearest(x: Tensor, form: formats.ElementFormat) -> Tensor:
-    """Cast by search over the values of the table, in fp64: nearest, ties to the even code."""
-    values = torch.tensor([form.value(code) for code in range(form.max_code + 1)]).double()
-    a = x.double().abs().clamp(max=form.max)
-    below = torch.searchsorted(values, a, right=True).clamp(max=len(values) - 1) - 1
-    down, up = a - values[below], values[below + 1] - a
-    code = below + ((up < down) | ((up == down) & (below % 2 == 1)))
-    code = code | (x.signbit() << (form.bits - 1))
-    return torch.where(x.isnan(), form.nan_cast, code).to(torch.uint8)
 
 
 @golden.cases("cast_e8m0_f32")
