@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from qrole.errors import FactoryError, NothingMatchedError, QroleError
 from qrole.quantizers.base import OperandFormat, Quantizer
@@ -21,9 +21,38 @@ from qrole.user_code import user_traceback
 if TYPE_CHECKING:
     from qrole.plugins import Factory
 
-__all__ = ["Decision", "Inventory", "Origin", "Plan", "Uncovered", "build_plan"]
+__all__ = [
+    "Decision",
+    "Inventory",
+    "Observer",
+    "Origin",
+    "Plan",
+    "SlotFactory",
+    "Uncovered",
+    "build_plan",
+]
 
 Observer = Callable[[Callable[..., Any], QuantizerRole | None], tuple[Any, "Origin | None"]]
+
+
+class SlotFactory(Protocol):
+    """A factory that decides by the slot and not by its role alone, such as a rules file.
+
+    `build_plan` calls `decide_slot` where a factory has it. Where only a role is known (a module at
+    run time) the factory is called like any other.
+    """
+
+    def __call__(self, role: QuantizerRole | None) -> Any:
+        """The answer for a role."""
+
+    def decide_slot(self, slot: Slot, observe: Observer | None) -> tuple[Any, Origin | None]:
+        """The answer for a slot, and where it was decided.
+
+        Args:
+            slot: The slot; its role may be None.
+            observe: Calls another factory's function with a role and tells where it decided; None
+                where nobody asks.
+        """
 
 
 @dataclass(frozen=True)
@@ -279,7 +308,10 @@ def _decide(
 
 def _ask(slot: Slot, factory: Factory, observe: Observer | None) -> tuple[Any, Origin | None]:
     try:
-        if observe is None:
+        decide = getattr(factory.function, "decide_slot", None)
+        if decide is not None:
+            answer, origin = decide(slot, observe)
+        elif observe is None:
             answer, origin = factory.function(slot.role), None
         else:
             answer, origin = observe(factory.function, slot.role)
