@@ -141,15 +141,23 @@ class FactoryError(QroleError):
 
     Attributes:
         traceback: The traceback from the factory's first frame on, empty where nothing was raised.
+        fault: `raised`, `none` or `type`.
     """
 
     exit_code = 2
 
     def __init__(
-        self, given: str, *, traceback: str = "", expected: str = "", hint: str = ""
+        self,
+        given: str,
+        *,
+        traceback: str = "",
+        fault: str = "raised",
+        expected: str = "",
+        hint: str = "",
     ) -> None:
         super().__init__(given, expected=expected, hint=hint)
         self.traceback = traceback
+        self.fault = fault
 
 
 class NothingMatchedError(QroleError):

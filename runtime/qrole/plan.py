@@ -145,12 +145,14 @@ class Decision:
         answers: What the factory returned, one per copy of the slot, in call order.
         origin: Where the first answer was decided, when it was observed.
         error: Why there is no usable answer; `""` otherwise.
+        failure: The exception that said so, with its traceback.
     """
 
     slot: Slot
     answers: tuple[Any, ...]
     origin: Origin | None = None
     error: str = ""
+    failure: QroleError | None = field(default=None, compare=False, repr=False)
 
     @property
     def answer(self) -> Any:
@@ -287,22 +289,26 @@ def _decide(
     answers: list[list[Any]] = [[] for _ in run]
     origins: list[Origin | None] = [None] * len(run)
     errors = [""] * len(run)
+    failures: list[QroleError | None] = [None] * len(run)
     for _ in range(run[0].copies):
         for i, slot in enumerate(run):
             if errors[i]:
                 continue
             try:
                 answer, origin = _ask(slot, factory, observe if not answers[i] else None)
-            except FactoryError as error:
+            except QroleError as error:
                 if not collect_errors:
                     raise
                 errors[i] = error.given
+                failures[i] = error
                 continue
             origins[i] = origins[i] or origin
             answers[i].append(answer)
     return [
-        Decision(slot, tuple(given), origin, error)
-        for slot, given, origin, error in zip(run, answers, origins, errors, strict=True)
+        Decision(slot, tuple(given), origin, error, failure)
+        for slot, given, origin, error, failure in zip(
+            run, answers, origins, errors, failures, strict=True
+        )
     ]
 
 
@@ -335,12 +341,14 @@ def _check_answer(slot: Slot, factory: Factory, answer: object) -> None:
     if answer is None:
         raise FactoryError(
             f"factory {factory.name} returned None for slot {slot.id} with role {slot.role}",
+            fault="none",
             expected="a quantizer; None does not mean 'leave in high precision'",
             hint="return IdentityQuantizer() for a tensor that is not quantized",
         )
     raise FactoryError(
         f"factory {factory.name} returned {answer!r} of type {type(answer).__name__} "
         f"for slot {slot.id} with role {slot.role}",
+        fault="type",
         expected="an instance of qrole.Quantizer or qrole.QuantizerRequest",
         hint="return a quantizer object, not its class or its name",
     )
