@@ -1,0 +1,164 @@
+"""NVFP4: E2M1 elements, one E4M3 scale per 16 of them, one fp32 amax per tensor or row."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from qrole_kernels.cuda.decode import decode_e2m1_data
+from qrole_kernels.cuda.launch import architecture, launch
+from qrole_kernels.cuda.nvfp4_four_over_six import four_over_six_kernel
+from qrole_kernels.cuda.nvfp4_scales import (
+    block_factor,
+    encode_scale,
+    over_rows,
+)
+from qrole_kernels.cuda.rounding import (
+    FLOAT32_MAX,
+    ONE_SIXTH,
+    encode_e2m1_pairs,
+    encode_e2m1_stochastic,
+    encode_fp8,
+)
+from qrole_kernels.cuda.tiles import (
+    Tile,
+    as_blocks,
+    block_amax,
+    column_major,
+    from_blocks,
+    load_amax,
+    load_tile,
+    matrix_arguments,
+    over_block,
+    split_pairs,
+    store_tile,
+    tile_origin,
+    widen,
+)
+from qrole_kernels.errors import ArgumentError
+from qrole_kernels.reference.arguments import check_choice, check_matrix, check_shape
+from qrole_kernels.reference.blocks import ceil_div
+from qrole_kernels.reference.nvfp4 import BLOCK
+
+
+@triton.jit
+def quantize_kernel(
+    x,
+    amax,
+    random,
+    packed,
+    scale,
+    M,
+    K,
+    stride_m,
+    stride_k,
+    RANGE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    PER_ROW: tl.constexpr,
+    STOCHASTIC: tl.constexpr,
+    ARCH: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLS: tl.constexpr,
+):
+    """Packed codes of ``x`` and the E4M3 scale of each (BLOCK_ROWS, 16) block, one per row.
+
+    RANGE is 6 times the block scale that ``amax`` maps to.
+    """
+    row0, col0 = tile_origin(K, TILE_ROWS, TILE_COLS)
+    tile = widen(load_tile(x, row0, col0, M, K, stride_m, stride_k, TILE_ROWS, TILE_COLS))
+    blocks = as_blocks(tile, BLOCK_ROWS, 16)
+    s_enc = encode_scale(load_amax(amax, row0, M, PER_ROW, TILE_ROWS), RANGE)
+    wanted = block_amax(blocks) * (s_enc * ONE_SIXTH)[:, None]
+    byte = encode_fp8(tl.minimum(wanted, FLOAT32_MAX), "e4m3", ARCH)
+    scaled = from_blocks(blocks * over_block(block_factor(byte, s_enc)))
+    if STOCHASTIC:
+        bits = load_tile(random, row0, col0, M, K, K, 1, TILE_ROWS, TILE_COLS)
+        low, high = split_pairs(encode_e2m1_stochastic(scaled, bits))
+        pairs = (low | (high << 4)).to(tl.uint8)
+    else:
+        low, high = split_pairs(scaled)
+        pairs = encode_e2m1_pairs(low, high, ARCH)
+    store_tile(packed, pairs, row0, col0 // 2, M, tl.cdiv(K, 2))
+    store_tile(scale, over_rows(byte, BLOCK_ROWS), row0, col0 // 16, M, tl.cdiv(K, 16))
+
+
+def quantize_nvfp4(
+    x: Tensor,
+    amax: Tensor,
+    block_rows: int,
+    e4m3_max: int = 448,
+    four_over_six: str = "",
+    random_bits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Quantize (M, K) in blocks of (block_rows, 16); the options are those of the reference.
+
+    Returns:
+        Packed codes uint8 (M, ceil(K/2)), E4M3 scales uint8 (M, ceil(K/16)).
+    """
+    check_matrix(x)
+    check_choice("block_rows", block_rows, (1, BLOCK))
+    check_choice("e4m3_max", e4m3_max, (448, 256))
+    check_choice("four_over_six", four_over_six, ("", "mae", "mse"))
+    _check_amax(amax, x.shape[0], block_rows)
+    if random_bits is not None:
+        _check_random_bits(random_bits, x, four_over_six)
+    arch = architecture(x.device)
+    rows, cols = x.shape
+    packed = torch.empty((rows, ceil_div(cols, 2)), dtype=torch.uint8, device=x.device)
+    scale = torch.empty((rows, ceil_div(cols, BLOCK)), dtype=torch.uint8, device=x.device)
+    tile = Tile(128, 32) if column_major(x) else Tile(32, 128)
+    arguments = matrix_arguments(x) | {
+        "amax": amax.contiguous(),
+        "packed": packed,
+        "scale": scale,
+    }
+    constants = tile.constants() | {
+        "RANGE": 6.0 * e4m3_max,
+        "BLOCK_ROWS": block_rows,
+        "PER_ROW": amax.dim() == 1,
+        "ARCH": arch,
+    }
+    if four_over_six:
+        constants["SQUARED"] = four_over_six == "mse"
+        launch(four_over_six_kernel, tile.programs(rows, cols), arguments, constants)
+    else:
+        # The kernel does not read what stands in for missing random bytes.
+        arguments["random"] = packed if random_bits is None else random_bits.contiguous()
+        constants["STOCHASTIC"] = random_bits is not None
+        launch(quantize_kernel, tile.programs(rows, cols), arguments, constants)
+    return packed, scale
+
+
+def _check_amax(amax: Tensor, rows: int, block_rows: int) -> None:
+    if amax.dim() == 0:
+        return
+    check_shape("amax", amax, (rows,))
+    if block_rows != 1:
+        raise ArgumentError(
+            f"one amax per row with block_rows={block_rows}",
+            "block_rows=1 for row-scaled data",
+            "Pass the amax of the whole tensor, or 1x16 blocks.",
+        )
+
+
+def _check_random_bits(random_bits: Tensor, x: Tensor, four_over_six: str) -> None:
+    check_shape("random_bits", random_bits, tuple(x.shape))
+    if four_over_six:
+        raise ArgumentError(
+            "random_bits together with four_over_six",
+            "one of the two",
+            "Four-over-six compares the errors of round-to-nearest; drop random_bits.",
+        )
+
+
+def dequantize_nvfp4(
+    packed: Tensor, scale: Tensor, amax: Tensor, e4m3_max: int, dtype: torch.dtype
+) -> Tensor:
+    """Decode packed codes (M, P) to (M, 2P): fp32 arithmetic, one rounding to ``dtype``.
+
+    An odd K was padded by one zero when it was packed; cut the last column off then.
+    """
+    check_choice("e4m3_max", e4m3_max, (448, 256))
+    check_shape("scale", scale, (packed.shape[0], ceil_div(2 * packed.shape[1], BLOCK)))
+    _check_amax(amax, packed.shape[0], 1)
+    return decode_e2m1_data(packed, scale, amax, 1 / (6 * e4m3_max), dtype)
