@@ -9,7 +9,6 @@ import sys
 import traceback
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.text import Text
 from typer.core import TyperGroup
@@ -18,7 +17,7 @@ import qrole_cli.commands
 from qrole.errors import FactoryError, QroleError, UserCodeError
 from qrole_cli import console
 
-__all__ = ["app", "run"]
+__all__ = ["app", "invoke", "run"]
 
 _INTERNAL = 3
 _INTERRUPTED = 130
@@ -30,7 +29,7 @@ class _Group(TyperGroup):
     _order = ("inspect", "audit", "why", "explain", "factories", "lock", "diff", "apply", "verify",
               "compare", "search", "report")  # fmt: skip
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         rank = {name: i for i, name in enumerate(self._order)}
         return sorted(super().list_commands(ctx), key=lambda name: rank.get(name, len(rank)))
 
@@ -89,31 +88,25 @@ def _register() -> None:
 
 def run(arguments: list[str] | None = None) -> None:
     """The console script: runs a command and exits with its code."""
-    sys.exit(_invoke(arguments))
+    sys.exit(invoke(arguments))
 
 
-def _invoke(arguments: list[str] | None) -> int:
+def invoke(arguments: list[str] | None) -> int:
+    """Runs a command in this process and returns its exit code; errors become messages."""
     try:
-        result: Any = typer.main.get_command(app).main(
-            args=arguments, prog_name="qrole", standalone_mode=False
-        )
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.Abort):
-        console.err.print(Text("interrupted", style="bold yellow"))
-        return _INTERRUPTED
+        typer.main.get_command(app).main(args=arguments, prog_name="qrole")
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if code == _INTERRUPTED:
+            console.err.print(Text("interrupted", style="bold yellow"))
+        return code
     except QroleError as error:
         _print_error(error)
         return error.exit_code
-    except BrokenPipeError:
-        # The reader has what it wanted; a second error while flushing would only confuse.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         _print_internal(error)
         return _INTERNAL
-    return result if isinstance(result, int) else 0
+    return 0
 
 
 def _print_error(error: QroleError) -> None:

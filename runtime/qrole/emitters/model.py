@@ -132,7 +132,7 @@ def _reason(owner: nn.Module, short: str, dim: int) -> tuple[str, bool]:
     kind = type(owner).__name__
     if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)):
         return "embedding (a lookup, no matrix product)", False
-    if isinstance(owner, nn.modules.conv._ConvNd):
+    if isinstance(owner, nn.modules.conv._ConvNd) and dim >= 2:
         return "convolution: no emitter covers it", True
     if isinstance(owner, nn.RNNBase | nn.RNNCellBase) and dim >= 2:
         return "recurrent layer: no emitter covers it", True
