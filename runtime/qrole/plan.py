@@ -6,14 +6,15 @@ backward slots, in slot order; answers are kept and never asked for again.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from qrole.errors import FactoryError, NothingMatchedError, QroleError
+from qrole.errors import FactoryError, NothingMatchedError, QroleError, UnknownNameError
 from qrole.quantizers.base import OperandFormat, Quantizer
 from qrole.roles import DelayedScalingRequest, Direction, QuantizerRequest, QuantizerRole, Slot
 from qrole.user_code import user_traceback
@@ -105,12 +106,16 @@ class Inventory:
         Raises:
             UnknownNameError: There is none; the nearest ids are named.
         """
-        from qrole.errors import UnknownNameError
+        return self.slots[self._position(slot_id)]
 
-        by_id = {slot.id: slot for slot in self.slots}
-        if slot_id not in by_id:
-            raise UnknownNameError("slot", slot_id, by_id)
-        return by_id[slot_id]
+    def _position(self, slot_id: str) -> int:
+        if slot_id not in self._positions:
+            raise UnknownNameError("slot", slot_id, self._positions)
+        return self._positions[slot_id]
+
+    @functools.cached_property
+    def _positions(self) -> dict[str, int]:
+        return {slot.id: i for i, slot in enumerate(self.slots)}
 
 
 @dataclass(frozen=True)
@@ -219,16 +224,21 @@ class Plan:
 
     def decision(self, slot_id: str) -> Decision:
         """The decision of a slot id; raises UnknownNameError with the nearest ids."""
-        slot = self.inventory.slot(slot_id)
-        return next(d for d in self.decisions if d.slot is slot)
+        return self.decisions[self.inventory._position(slot_id)]
 
     def of_module(self, module: str, group: str = "") -> dict[str, Decision]:
         """The decisions of one linear layer by operand (`input`, `weight`, `grad_output`, ...)."""
-        return {
-            d.slot.operand: d
-            for d in self.decisions
-            if d.slot.module == module and d.slot.group == group and d.slot.consumed
-        }
+        return self.layers.get((module, group), {})
+
+    @functools.cached_property
+    def layers(self) -> dict[tuple[str, str], dict[str, Decision]]:
+        """Every linear layer's consumed decisions by operand, keyed by module path and group."""
+        layers: dict[tuple[str, str], dict[str, Decision]] = defaultdict(dict)
+        for decision in self.decisions:
+            slot = decision.slot
+            if slot.consumed:
+                layers[slot.module, slot.group][slot.operand] = decision
+        return dict(layers)
 
     def counts(self) -> Counter[str]:
         """Number of slots per label, copies counted."""

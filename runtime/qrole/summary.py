@@ -23,7 +23,8 @@ class FormatTotal:
         label: The format, or `not covered`.
         tensors: Number of weight tensors, experts counted one by one.
         numel: Their elements.
-        nbytes: Their size when stored in the format, block scales included.
+        nbytes: Their size when stored in the format, block scales included; high precision and what
+            is not covered are counted as 16-bit.
     """
 
     label: str
@@ -69,20 +70,23 @@ GEMM_OPERANDS: dict[Gemm, tuple[tuple[str, str], tuple[str, str]]] = {
 
 
 def summarize(plan: Plan) -> PlanSummary:
-    """Totals of a plan, from shapes alone."""
+    """Totals of a plan, from shapes alone; tied weights count once."""
     formats: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    layers: dict[tuple[str, str], dict[str, Decision]] = defaultdict(dict)
+    twin = {name: group[0] for group in plan.inventory.tied for name in group}
+    counted: set[str] = set()
     for decision in plan:
         slot = decision.slot
-        if slot.consumed:
-            layers[slot.module, slot.group][slot.operand] = decision
-        if slot.operand == "weight" and slot.shape is not None and slot.consumed:
-            numel = math.prod(slot.shape) * slot.copies
-            stored = decision.rowwise or _HIGH_PRECISION
-            total = formats[stored.label if not decision.error else "error"]
-            total[0] += slot.copies
-            total[1] += numel
-            total[2] += math.ceil(numel * stored.bits_per_element / 8)
+        names = {twin.get(name, name) for name in slot.parameters}
+        known = slot.operand == "weight" and slot.shape is not None and slot.consumed
+        if not known or (names and names <= counted):
+            continue
+        counted |= names
+        numel = math.prod(slot.shape or ()) * slot.copies
+        stored = decision.rowwise or _HIGH_PRECISION
+        total = formats[stored.label if not decision.error else "error"]
+        total[0] += slot.copies
+        total[1] += numel
+        total[2] += math.ceil(numel * stored.bits_per_element / 8)
     rows = [FormatTotal(label, *total) for label, total in formats.items()]
     rows.sort(key=lambda row: -row.numel)
     uncovered = plan.inventory.uncovered
@@ -90,12 +94,12 @@ def summarize(plan: Plan) -> PlanSummary:
         numel = sum(u.numel for u in uncovered)
         tensors = sum(len(u.parameters) for u in uncovered)
         rows.append(FormatTotal("not covered", tensors, numel, 2 * numel))
-    return PlanSummary(tuple(rows), tuple(_gemms(layers)))
+    return PlanSummary(tuple(rows), tuple(_gemms(plan)))
 
 
-def _gemms(layers: dict[tuple[str, str], dict[str, Decision]]) -> list[GemmTotal]:
+def _gemms(plan: Plan) -> list[GemmTotal]:
     macs: dict[tuple[Gemm, tuple[str, str]], int] = defaultdict(int)
-    for layer in layers.values():
+    for layer in plan.layers.values():
         weight = layer.get("weight")
         if weight is None or weight.slot.shape is None:
             continue
