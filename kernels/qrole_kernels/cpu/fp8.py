@@ -1,0 +1,89 @@
+"""FP8 with one fp32 scale per tensor or per row (spec: sections 1 and 2)."""
+
+from __future__ import annotations
+
+import math
+
+from qrole_kernels.cpu.amax import row_amax
+from qrole_kernels.cpu.groups import COMPACT, MATRIX, Place, Walk, compact, matrix
+from qrole_kernels.cpu.jit import kernel
+from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp8_codes
+from qrole_kernels.cpu.simd import F32, PTR, Kernel, Value, select
+from qrole_kernels.cpu.sink import SINKS, decode_fp8_pair
+from qrole_kernels.cpu.source import SOURCES, VECTOR, Source
+from qrole_kernels.formats import ElementFormat, fp8_format
+
+GROUP = VECTOR
+
+
+@kernel(src=PTR, out=PTR, scale=F32, **MATRIX)
+def quantize_fp8(k: Kernel, dtype: str, element: str) -> None:
+    """A given scale for all elements."""
+    source, form = SOURCES[dtype], fp8_format(element)
+    with k.range(k["rows"]) as row:
+        quantize_row(k, source, form, row, k["scale"])
+
+
+@kernel(src=PTR, out=PTR, scale_inv=PTR, **MATRIX)
+def quantize_fp8_rows(k: Kernel, dtype: str, element: str) -> None:
+    """Each row with the scale of its own amax."""
+    source, form = SOURCES[dtype], fp8_format(element)
+    with k.range(k["rows"]) as row:
+        scale = fp8_scale(row_amax(k, source, row), form, power_of_two=False)
+        k.pointer("scale_inv").at(row * 4).store(1.0 / scale)
+        quantize_row(k, source, form, row, scale)
+
+
+def quantize_row(k: Kernel, source: Source, form: ElementFormat, row: Value, scale: Value) -> None:
+    """Codes of one row under one scale."""
+    factor = scale.splat(16)
+
+    def body(inputs: list[Place], outputs: list[Place]) -> None:
+        outputs[0].start.store(fp8_codes(source.pair(inputs[0].start), factor, form))
+
+    Walk(k, GROUP, [matrix(k, source.nbytes)], [compact(k, "out", 1, 1)]).row(row, body)
+
+
+def fp8_scale(
+    amax: Value,
+    form: ElementFormat,
+    power_of_two: bool,
+    epsilon: Value | float = 0.0,
+    value_for_inf: float = FLOAT32_MAX,
+) -> Value:
+    """The scale that maps `amax` (not NaN) to the largest value of the format, in fp32."""
+    amax = select(amax < epsilon, epsilon, amax)
+    scale = form.max / amax
+    scale = select(scale.equals(math.inf), value_for_inf, scale)
+    if power_of_two:
+        scale = (scale.bits() & 0xFF800000).as_f32()
+    usable = (amax > 0.0) & (amax < math.inf)
+    return select(usable, scale, 1.0)
+
+
+@kernel(data=PTR, out=PTR, scale_inv=F32, **COMPACT)
+def dequantize_fp8(k: Kernel, element: str, dtype: str) -> None:
+    """One scale for all codes."""
+    factor = k["scale_inv"].splat(16)
+    with k.range(k["rows"]) as row:
+        dequantize_row(k, element, dtype, row, factor)
+
+
+@kernel(data=PTR, out=PTR, scale_inv=PTR, **COMPACT)
+def dequantize_fp8_rows(k: Kernel, element: str, dtype: str) -> None:
+    """One scale per row."""
+    with k.range(k["rows"]) as row:
+        factor = k.pointer("scale_inv").at(row * 4).load(F32).splat(16)
+        dequantize_row(k, element, dtype, row, factor)
+
+
+def dequantize_row(k: Kernel, element: str, dtype: str, row: Value, factor: Value) -> None:
+    """Values of one row under one scale (16 lanes)."""
+    form, sink = fp8_format(element), SINKS[dtype]
+
+    def body(inputs: list[Place], outputs: list[Place]) -> None:
+        even, odd = decode_fp8_pair(inputs[0].start, form)
+        sink.store(outputs[0].start, even * factor, odd * factor)
+
+    data, out = compact(k, "data", 1, 1), compact(k, "out", 1, sink.nbytes)
+    Walk(k, GROUP, [data], [out]).row(row, body)

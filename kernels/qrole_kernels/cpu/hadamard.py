@@ -1,0 +1,50 @@
+"""The 16-point Hadamard transform of NVFP4's wgrad operands (spec: section 5)."""
+
+from __future__ import annotations
+
+from qrole_kernels.cpu.groups import COMPACT, Place, Walk, compact
+from qrole_kernels.cpu.jit import kernel
+from qrole_kernels.cpu.simd import I32, PTR, Kernel, Value, lanes, select
+from qrole_kernels.cpu.sink import round_bf16
+from qrole_kernels.cpu.source import F32_INF, VECTOR
+
+_WORDS = lanes(I32, 16)
+
+
+@kernel(src=PTR, out=PTR, sign_mask=I32, **COMPACT)
+def hadamard16(k: Kernel) -> None:
+    """Transforms groups of 16 bf16 along the rows of a contiguous matrix.
+
+    The sums are made by butterflies of stride 1, 2, 4, 8, in this order.
+    """
+    mask = k["sign_mask"].splat(16)
+    lane = k.vector(_WORDS, [i % 8 for i in range(16)])
+    signs = [((mask >> (lane * 2 + parity)) << 31) for parity in (0, 1)]
+
+    def body(inputs: list[Place], outputs: list[Place]) -> None:
+        words = inputs[0].start.load(_WORDS)
+        halves = words << 16, words & 0xFFFF0000
+        even, odd = (
+            (half ^ sign).as_f32() * 0.25 for half, sign in zip(halves, signs, strict=True)
+        )
+        even, odd = even + odd, even - odd
+        for stride in (1, 2, 4):
+            even, odd = _butterfly(k, even, stride), _butterfly(k, odd, stride)
+        low, high = _plain_bf16(even) >> 16, _plain_bf16(odd) & 0xFFFF0000
+        outputs[0].start.store(low | high)
+
+    walk = Walk(k, VECTOR, [compact(k, "src", 1, 2)], [compact(k, "out", 1, 2)])
+    with k.range(k["rows"]) as row:
+        walk.row(row, body)
+
+
+def _butterfly(k: Kernel, value: Value, stride: int) -> Value:
+    """A + b in the first and a - b in the second of each pair of lanes."""
+    upper = k.vector(_WORDS, [0x80000000 if i & stride else 0 for i in range(16)])
+    signed = (value.bits() ^ upper).as_f32()
+    return value.take([i ^ stride for i in range(16)]) + signed
+
+
+def _plain_bf16(value: Value) -> Value:
+    is_nan = (value.bits() & 0x7FFFFFFF) > F32_INF
+    return select(is_nan, 0x7FC00000, round_bf16(value))

@@ -1,0 +1,67 @@
+"""Casts from fp32 lanes to the element formats: nearest even, saturating (spec: section 0)."""
+
+from __future__ import annotations
+
+from qrole_kernels.cpu.simd import I8, I16, I32, Value, lanes, maximum, minimum, select
+from qrole_kernels.cpu.source import Pair
+from qrole_kernels.formats import E2M1, ElementFormat
+
+FLOAT32_MAX = float.fromhex("0x1.fffffep127")
+
+
+def round_code(magnitude: Value, mantissa_bits: int, bias: int) -> Value:
+    """Codes of magnitudes that don't overflow the format, in 32-bit lanes; bits from 23 up are noise.
+
+    Adding 2^(e + 23 - mantissa_bits), where e is the exponent of the magnitude and at least that of
+    the smallest normal number, leaves the rounded mantissa in the low bits of the sum.
+    """
+    kept = 23 - mantissa_bits
+    rounded = (magnitude + _rounder(magnitude, mantissa_bits, bias)).bits()
+    return rounded + (rounded >> kept) - ((127 + 1 - bias + kept) << mantissa_bits)
+
+
+def round_value(magnitude: Value, form: ElementFormat) -> Value:
+    """The fp32 value of what `round_code` gives."""
+    rounder = _rounder(magnitude, form.mantissa_bits, form.bias)
+    return magnitude + rounder - rounder
+
+
+def _rounder(magnitude: Value, mantissa_bits: int, bias: int) -> Value:
+    exponent = maximum(magnitude, 2.0 ** (1 - bias)).bits() & 0x7F800000
+    return (exponent + ((23 - mantissa_bits) << 23)).as_f32()
+
+
+def saturate_code(magnitude: Value, form: ElementFormat) -> Value:
+    """Codes of any magnitudes; infinity and NaN get the code of `form.max`. See `round_code`."""
+    return round_code(minimum(magnitude, form.max), form.mantissa_bits, form.bias)
+
+
+def fp8_codes(pair: Pair, factors: Value | tuple[Value, Value], form: ElementFormat) -> Value:
+    """FP8 codes (32 bytes) of elements times positive factors (16 x fp32; one for even and odd, or two)."""
+    even_factor, odd_factor = factors if isinstance(factors, tuple) else (factors, factors)
+    even = saturate_code(pair.even * even_factor, form)
+    odd = saturate_code(pair.odd * odd_factor, form)
+    codes = ((even & 0xFFFF) | (odd << 16)).as_type(lanes(I16, 32)) | ((pair.top >> 8) & 0x80)
+    return select(pair.is_nan(), form.nan_cast, codes).narrow(I8)
+
+
+def fp4_codes(pair: Pair, factor: Value) -> Value:
+    """Packed FP4 codes (16 bytes) of elements times a positive factor (16 x fp32)."""
+    even = saturate_code(pair.even * factor, E2M1)
+    odd = saturate_code(pair.odd * factor, E2M1)
+    # NaN saturates to the code that it is cast to; only its sign has to go.
+    signs = select(pair.is_nan(), 0, pair.top).as_type(lanes(I32, 16))
+    codes = even | (odd << 4) | ((signs >> 12) & 0x8) | ((signs >> 24) & 0x80)
+    return codes.narrow(I8)
+
+
+def e8m0_up(magnitude: Value) -> Value:
+    """E8M0 codes of non-negative fp32, rounded up to a power of two: 0 -> 0, inf -> 0xFE."""
+    bits = magnitude.bits()
+    almost_one = select(bits < 0x800000, bits.like(0x3FFFFF), 0x7FFFFF)
+    return minimum((bits + almost_one) >> 23, 254)
+
+
+def e8m0_reciprocal(code: Value) -> Value:
+    """2^(127 - code) in fp32, for codes up to 0xFE."""
+    return select(code.equals(254), code.like(0x00400000), (254 - code) << 23).as_f32()

@@ -1,0 +1,357 @@
+"""A small vector language over LLVM IR, in which a kernel reads like its formula.
+
+A `Value` is a scalar or a vector of lanes; Python operators emit instructions::
+
+    k = Kernel("scale", {"src": PTR, "out": PTR, "n": I64, "factor": F32})
+    with k.range(k["n"]) as i:
+        x = k["src"].at(i * 64).load(lanes(F32, 16))
+        k["out"].at(i * 64).store(x * k["factor"].splat(16))
+
+Conventions, chosen because nearly every integer here is a bit pattern without its sign:
+`>>` shifts in zeros, `<`, `maximum` and `minimum` compare integers as signed numbers, `below` compares them as
+unsigned ones. Floating-point comparisons are false on NaN, so `minimum(x, limit)` maps NaN to `limit`. Arithmetic
+never contracts to fused multiply-add and never reorders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from llvmlite import ir
+
+I1, I8, I16 = ir.IntType(1), ir.IntType(8), ir.IntType(16)
+I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+PTR = ir.PointerType()
+
+
+def lanes(element: ir.Type, count: int) -> ir.VectorType:
+    """The vector type of `count` lanes."""
+    return ir.VectorType(element, count)
+
+
+def _element(kind: ir.Type) -> ir.Type:
+    return kind.element if isinstance(kind, ir.VectorType) else kind
+
+
+def _literal(kind: ir.Type, number: float) -> ir.Constant:
+    element = _element(kind)
+    one = float(number) if element == F32 else int(number) & ((1 << element.width) - 1)
+    return ir.Constant(kind, [one] * kind.count if isinstance(kind, ir.VectorType) else one)
+
+
+class Value:
+    """One SSA value: a scalar or a vector; Python numbers beside it become constants of its type."""
+
+    __slots__ = ("builder", "ir")
+
+    def __init__(self, builder: ir.IRBuilder, value: ir.Value) -> None:
+        self.builder = builder
+        self.ir = value
+
+    @property
+    def type(self) -> ir.Type:
+        """The LLVM type."""
+        return self.ir.type
+
+    @property
+    def count(self) -> int:
+        """Number of lanes; 1 for a scalar."""
+        return self.type.count if isinstance(self.type, ir.VectorType) else 1
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the lanes are fp32."""
+        return bool(_element(self.type) == F32)
+
+    def like(self, number: float) -> Value:
+        """The constant `number` in every lane, in this value's type."""
+        return Value(self.builder, _literal(self.type, number))
+
+    def _operand(self, other: Value | float) -> ir.Value:
+        return other.ir if isinstance(other, Value) else _literal(self.type, other)
+
+    def _emit(self, name: str, other: Value | float) -> Value:
+        return Value(self.builder, getattr(self.builder, name)(self.ir, self._operand(other)))
+
+    def __add__(self, other: Value | float) -> Value:
+        return self._emit("fadd" if self.is_float else "add", other)
+
+    def __sub__(self, other: Value | float) -> Value:
+        return self._emit("fsub" if self.is_float else "sub", other)
+
+    def __mul__(self, other: Value | float) -> Value:
+        return self._emit("fmul" if self.is_float else "mul", other)
+
+    def __truediv__(self, other: Value | float) -> Value:
+        return self._emit("fdiv", other)
+
+    def __rtruediv__(self, number: float) -> Value:
+        return self.like(number) / self
+
+    def __floordiv__(self, other: Value | float) -> Value:
+        return self._emit("udiv", other)
+
+    def __rsub__(self, number: float) -> Value:
+        return self.like(number) - self
+
+    def __and__(self, other: Value | float) -> Value:
+        return self._emit("and_", other)
+
+    def __or__(self, other: Value | float) -> Value:
+        return self._emit("or_", other)
+
+    def __xor__(self, other: Value | float) -> Value:
+        return self._emit("xor", other)
+
+    def __lshift__(self, other: Value | float) -> Value:
+        return self._emit("shl", other)
+
+    def __rshift__(self, other: Value | float) -> Value:
+        return self._emit("lshr", other)
+
+    def _compare(self, operator: str, other: Value | float) -> Value:
+        compare = self.builder.fcmp_ordered if self.is_float else self.builder.icmp_signed
+        return Value(self.builder, compare(operator, self.ir, self._operand(other)))
+
+    def __lt__(self, other: Value | float) -> Value:
+        return self._compare("<", other)
+
+    def __le__(self, other: Value | float) -> Value:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Value | float) -> Value:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Value | float) -> Value:
+        return self._compare(">=", other)
+
+    def equals(self, other: Value | float) -> Value:
+        """Lane-wise equality (`==` stays Python's, so that values can be put in sets)."""
+        return self._compare("==", other)
+
+    def below(self, other: Value | float) -> Value:
+        """Unsigned integer comparison `<`."""
+        return Value(self.builder, self.builder.icmp_unsigned("<", self.ir, self._operand(other)))
+
+    def as_type(self, kind: ir.Type) -> Value:
+        """The same bits read as another type of the same size."""
+        return Value(self.builder, self.builder.bitcast(self.ir, kind))
+
+    def _with_element(self, element: ir.Type) -> ir.Type:
+        return lanes(element, self.count) if isinstance(self.type, ir.VectorType) else element
+
+    def bits(self) -> Value:
+        """fp32 lanes as 32-bit integers."""
+        return self.as_type(self._with_element(I32))
+
+    def as_f32(self) -> Value:
+        """32-bit integer lanes read as fp32."""
+        return self.as_type(self._with_element(F32))
+
+    def to_f32(self) -> Value:
+        """Signed integers converted to fp32."""
+        return Value(self.builder, self.builder.sitofp(self.ir, self._with_element(F32)))
+
+    def narrow(self, element: ir.Type) -> Value:
+        """The low bits of every lane."""
+        return Value(self.builder, self.builder.trunc(self.ir, self._with_element(element)))
+
+    def widen(self, element: ir.Type) -> Value:
+        """Every lane zero-extended."""
+        return Value(self.builder, self.builder.zext(self.ir, self._with_element(element)))
+
+    def splat(self, count: int) -> Value:
+        """A scalar repeated in `count` lanes."""
+        kind = lanes(self.type, count)
+        undefined = ir.Constant(kind, ir.Undefined)
+        first = self.builder.insert_element(undefined, self.ir, I32(0))
+        return Value(self.builder, first).take([0] * count)
+
+    def take(self, indices: Sequence[int], other: Value | None = None) -> Value:
+        """Lanes by index; indices past this value's lanes count into `other`."""
+        second = other.ir if other is not None else ir.Constant(self.type, ir.Undefined)
+        mask = ir.Constant(lanes(I32, len(indices)), list(indices))
+        return Value(self.builder, self.builder.shuffle_vector(self.ir, second, mask))
+
+    def lane(self, index: int) -> Value:
+        """One lane as a scalar."""
+        return Value(self.builder, self.builder.extract_element(self.ir, I32(index)))
+
+    def _intrinsic(self, name: str, result: ir.Type, *others: Value | float) -> Value:
+        module = self.builder.module
+        arguments = [self.ir, *(self._operand(other) for other in others)]
+        function = module.globals.get(name)
+        if function is None:
+            kind = ir.FunctionType(result, [argument.type for argument in arguments])
+            function = ir.Function(module, kind, name)
+        return Value(self.builder, self.builder.call(function, arguments))
+
+    def _suffix(self) -> str:
+        element = _element(self.type)
+        name = "f32" if element == F32 else f"i{element.width}"
+        return f"v{self.count}{name}" if isinstance(self.type, ir.VectorType) else name
+
+    def minus_down_to_zero(self, other: Value | float) -> Value:
+        """Unsigned subtraction that stops at zero."""
+        return self._intrinsic(f"llvm.usub.sat.{self._suffix()}", self.type, other)
+
+    def largest_lane(self) -> Value:
+        """The largest lane of a vector of integers."""
+        name = f"llvm.vector.reduce.smax.{self._suffix()}"
+        return self._intrinsic(name, self.type.element)
+
+    def any(self) -> Value:
+        """Whether any lane of a comparison holds."""
+        mask = self.as_type(ir.IntType(self.count))
+        return Value(self.builder, self.builder.icmp_unsigned("!=", mask.ir, mask.type(0)))
+
+
+def select(condition: Value, then: Value | float, otherwise: Value | float) -> Value:
+    """Lane by lane, `then` where the condition holds; one of the two must be a `Value`."""
+    model = then if isinstance(then, Value) else otherwise
+    assert isinstance(model, Value)
+    first, second = model._operand(then), model._operand(otherwise)
+    return Value(model.builder, model.builder.select(condition.ir, first, second))
+
+
+def minimum(value: Value, other: Value | float) -> Value:
+    """The smaller; `other` where a floating-point `value` is NaN."""
+    return select(value < other, value, other)
+
+
+def maximum(value: Value, other: Value | float) -> Value:
+    """The larger; `other` where a floating-point `value` is NaN."""
+    return select(value > other, value, other)
+
+
+class Pointer:
+    """An address in bytes."""
+
+    __slots__ = ("builder", "ir")
+
+    def __init__(self, builder: ir.IRBuilder, value: ir.Value) -> None:
+        self.builder = builder
+        self.ir = value
+
+    def at(self, offset: Value | int) -> Pointer:
+        """The address `offset` bytes further."""
+        index = offset.ir if isinstance(offset, Value) else I64(offset)
+        return Pointer(self.builder, self.builder.gep(self.ir, [index], source_etype=I8))
+
+    def load(self, kind: ir.Type) -> Value:
+        """Reads one value; any alignment."""
+        return Value(self.builder, self.builder.load(self.ir, align=1, typ=kind))
+
+    def store(self, value: Value) -> None:
+        """Writes one value; any alignment."""
+        self.builder.store(value.ir, self.ir, align=1)
+
+
+def choose(condition: Value, then: Pointer, otherwise: Pointer) -> Pointer:
+    """One of two addresses."""
+    return Pointer(then.builder, then.builder.select(condition.ir, then.ir, otherwise.ir))
+
+
+class Variable:
+    """A value that loops and branches may replace."""
+
+    __slots__ = ("_slot", "_type", "builder")
+
+    def __init__(self, builder: ir.IRBuilder, slot: ir.AllocaInstr, kind: ir.Type) -> None:
+        self.builder = builder
+        self._slot = slot
+        self._type = kind
+
+    def get(self) -> Value:
+        """The present value."""
+        return Value(self.builder, self.builder.load(self._slot, typ=self._type))
+
+    def set(self, value: Value) -> None:
+        """Replaces the value."""
+        self.builder.store(value.ir, self._slot)
+
+
+class Kernel:
+    """One function under construction; the parameters are reached as `k["name"]`."""
+
+    def __init__(self, name: str, parameters: Mapping[str, ir.Type]) -> None:
+        self.module = ir.Module(name)
+        kind = ir.FunctionType(ir.VoidType(), list(parameters.values()))
+        self.function = ir.Function(self.module, kind, name)
+        self._entry = self.function.append_basic_block("entry")
+        self.builder = ir.IRBuilder(self.function.append_basic_block("body"))
+        self._arguments = dict(zip(parameters, self.function.args, strict=True))
+        for argument in self.function.args:
+            if isinstance(argument.type, ir.PointerType):
+                argument.add_attribute("noalias")
+
+    def __getitem__(self, name: str) -> Value:
+        return Value(self.builder, self._arguments[name])
+
+    def pointer(self, name: str) -> Pointer:
+        """A parameter that is an address."""
+        return Pointer(self.builder, self._arguments[name])
+
+    def constant(self, kind: ir.Type, number: float) -> Value:
+        """A constant; a vector type gets it in every lane."""
+        return Value(self.builder, _literal(kind, number))
+
+    def vector(self, kind: ir.VectorType, numbers: Sequence[int]) -> Value:
+        """A constant vector of integers."""
+        return Value(self.builder, ir.Constant(kind, list(numbers)))
+
+    def _reserve(self, kind: ir.Type, alignment: int | None = None) -> ir.AllocaInstr:
+        slot = ir.IRBuilder(self._entry).alloca(kind)
+        slot.type = PTR
+        if alignment:
+            slot.align = alignment
+        return slot
+
+    def variable(self, initial: Value) -> Variable:
+        """A variable that starts with `initial`."""
+        variable = Variable(self.builder, self._reserve(initial.type), initial.type)
+        variable.set(initial)
+        return variable
+
+    def scratch(self, nbytes: int) -> Pointer:
+        """Memory of this call alone, on the stack."""
+        return Pointer(self.builder, self._reserve(ir.ArrayType(I8, nbytes), alignment=64))
+
+    @contextmanager
+    def range(self, stop: Value | int, step: int = 1) -> Iterator[Value]:
+        """A loop over 0, step, 2*step, … below `stop` (64-bit)."""
+        limit = stop.ir if isinstance(stop, Value) else I64(stop)
+        index = self._reserve(I64)
+        self.builder.store(I64(0), index)
+        head = self.function.append_basic_block("loop")
+        body = self.function.append_basic_block("do")
+        done = self.function.append_basic_block("done")
+        self.builder.branch(head)
+        self.builder.position_at_end(head)
+        present = self.builder.load(index, typ=I64)
+        self.builder.cbranch(self.builder.icmp_signed("<", present, limit), body, done)
+        self.builder.position_at_end(body)
+        yield Value(self.builder, present)
+        self.builder.store(self.builder.add(present, I64(step)), index)
+        self.builder.branch(head)
+        self.builder.position_at_end(done)
+
+    @contextmanager
+    def when(self, condition: Value, *, rare: bool = False) -> Iterator[None]:
+        """What is inside happens where the scalar condition holds."""
+        with self.builder.if_then(condition.ir, likely=False if rare else None):
+            yield
+
+    @contextmanager
+    def either(self, condition: Value) -> Iterator[tuple[object, object]]:
+        """Two branches, entered as context managers: where the scalar condition holds, and where not."""
+        with self.builder.if_else(condition.ir) as branches:
+            yield branches
+
+    def finish(self) -> str:
+        """The module's text."""
+        self.builder.ret_void()
+        entry = ir.IRBuilder(self._entry)
+        entry.branch(self.function.basic_blocks[1])
+        return str(self.module)

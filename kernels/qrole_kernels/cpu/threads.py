@@ -1,0 +1,38 @@
+"""Threads for kernels that run without the GIL."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_pools: dict[int, ThreadPoolExecutor] = {}
+os.register_at_fork(after_in_child=_pools.clear)
+
+
+def default_threads() -> int:
+    """`QROLE_NUM_THREADS`, else what torch uses where it is loaded, else the processors we may use."""
+    if chosen := os.environ.get("QROLE_NUM_THREADS"):
+        return max(1, int(chosen))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        return int(torch.get_num_threads())
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def run(work: Callable[[T], None], pieces: Sequence[T], threads: int) -> None:
+    """Calls `work` on every piece, on `threads` threads (0: the default number)."""
+    count = min(threads or default_threads(), len(pieces))
+    if count <= 1:
+        for piece in pieces:
+            work(piece)
+        return
+    pool = _pools.get(count)
+    if pool is None:
+        pool = _pools.setdefault(count, ThreadPoolExecutor(count, "qrole"))
+    for _ in pool.map(work, pieces):
+        pass
