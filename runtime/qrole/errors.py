@@ -12,7 +12,7 @@ Every error says three things: what was given, what was expected, and what to do
     |-- UserCodeError              2  the user's own Python file raised; carries its traceback
     |-- ConfigError (ValueError)   2  a recipe, quantizer, role or module is built wrongly
     |-- OperandError (TypeError)   2  an object of a kind that cannot stand in this place
-    |-- FactoryError               2  a factory raised, returned None, or returned no quantizer
+    |-- FactoryError (ValueError)  2  a factory raised, returned None, or returned no quantizer
     |-- NothingMatchedError        5  a command that had nothing to work on
     |-- CheckpointError            4  a file is missing, truncated, corrupt or not writable
     `-- InterruptedRunError      130  stopped by the user; can be resumed
@@ -136,7 +136,7 @@ class OperandError(QroleError, TypeError):
     exit_code = 2
 
 
-class FactoryError(QroleError):
+class FactoryError(QroleError, ValueError):
     """A factory raised, returned None, or returned something that is no quantizer.
 
     Attributes:

@@ -143,6 +143,16 @@ class Quantizer:
         """A short name for tables: `MXFP8 E4M3`, `NVFP4 RHT SR`; equal quantizers share it."""
         return type(self).__name__
 
+    def check(self) -> None:
+        """Checks that the options do not exclude each other; `quantize` calls it.
+
+        TransformerEngine builds such quantizers and fails when they are first used, so that one in
+        a slot that nothing reads does no harm.
+
+        Raises:
+            ConfigError: They exclude each other.
+        """
+
     def encode(
         self, x_MK: torch.Tensor, generator: torch.Generator | None = None
     ) -> tuple[Representation | None, Representation | None]:
@@ -201,6 +211,7 @@ class Quantizer:
             tensor = tensor.dequantize()
         if out is not None:
             return self.update_quantized(tensor, out)
+        self.check()
         if type(self).encode is Quantizer.encode:
             made: QuantizedTensor = self.quantize_impl(tensor)
             return made

@@ -93,6 +93,11 @@ class HybridQuantizer(Quantizer):
         return copied
 
     @override
+    def check(self) -> None:
+        self.rowwise_quantizer.check()
+        self.columnwise_quantizer.check()
+
+    @override
     def encode(
         self, x_MK: torch.Tensor, generator: torch.Generator | None = None
     ) -> tuple[Representation | None, Representation | None]:

@@ -49,7 +49,8 @@ class NVFP4Quantizer(Quantizer):
         with_random_sign_mask: Signs of the transform: the fixed random ones, or all +1.
 
     Raises:
-        ConfigError: Options that exclude each other, or a value that is none of those named.
+        ConfigError: A value that is none of those named. Options that exclude each other are
+            refused by `check`.
     """
 
     options: ClassVar[tuple[str, ...]] = (
@@ -97,7 +98,6 @@ class NVFP4Quantizer(Quantizer):
         self.nvfp4_4over6_err_mode = nvfp4_4over6_err_mode
         self.with_random_sign_mask = with_random_sign_mask
         self._check_values()
-        self._check_exclusions()
 
     def _check_values(self) -> None:
         for name, allowed in (
@@ -112,7 +112,8 @@ class NVFP4Quantizer(Quantizer):
                     hint="leave the keyword out to get the default",
                 )
 
-    def _check_exclusions(self) -> None:
+    @override
+    def check(self) -> None:
         excluded = {
             "row_scaled_nvfp4": (
                 "with_rht",
@@ -130,6 +131,12 @@ class NVFP4Quantizer(Quantizer):
                     expected=f"{option} without {', '.join(others)}",
                     hint=f"switch {clash[0]} off, or drop {option}",
                 )
+        if self.with_rht and self.columnwise_usage and not self.with_post_rht_amax:
+            raise ConfigError(
+                "an NVFP4 quantizer with_rht=True and with_post_rht_amax=False",
+                expected="the column-wise amax taken after the transform",
+                hint="pass with_post_rht_amax=True as well",
+            )
 
     @property
     def fp4_dtype(self) -> DType:
@@ -219,12 +226,6 @@ class NVFP4Quantizer(Quantizer):
 
         from qrole_kernels import ops
 
-        if not self.with_post_rht_amax:
-            raise ConfigError(
-                "an NVFP4 quantizer with_rht=True and with_post_rht_amax=False",
-                expected="the column-wise amax taken after the transform",
-                hint="pass with_post_rht_amax=True as well",
-            )
         x_KM = pad(x_MK.t().to(torch.bfloat16), (0, -x_MK.shape[0] % _BLOCK))
         return ops.hadamard16(x_KM, self._sign_mask)
 
