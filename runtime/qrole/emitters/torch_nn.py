@@ -14,6 +14,7 @@ from qrole.emitters.base import (
 from qrole.roles import Direction, Slot
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 __all__ = ["TorchNNEmitter"]
@@ -65,11 +66,12 @@ def _attention(path: str, module: nn.MultiheadAttention) -> list[Slot]:
         "v_proj": module.v_proj_weight,
     }
     projections = packed if module.in_proj_weight is not None else separate
-    slots: list[Slot] = []
-    weights = [(group, f"{prefix}{group}_weight", w) for group, w in projections.items()]
+    weights: list[tuple[str, str, torch.Tensor]] = [
+        (group, f"{prefix}{group}_weight", weight) for group, weight in projections.items()
+    ]
     weights.append(("out_proj", f"{prefix}out_proj.weight", module.out_proj.weight))
+    slots: list[Slot] = []
     for i, (group, name, weight) in enumerate(weights):
-        assert weight is not None
         slots += linear_slots(
             path,
             class_name(module),
