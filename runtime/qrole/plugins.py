@@ -126,7 +126,7 @@ def load_factory(spec: str) -> Factory:
         UserCodeError: Importing it raised.
     """
     if spec.endswith(".toml"):
-        from qrole.factories.rules import load_rules
+        from qrole.factories.rules_file import load_rules
 
         return load_rules(Path(spec))
     entries = _entries(FACTORIES)
