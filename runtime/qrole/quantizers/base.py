@@ -184,6 +184,18 @@ class Quantizer:
         """
         raise _unwritten(self, "decode")
 
+    def gemm_matrix(
+        self, data: Representation, usage: Usage, shape: tuple[int, int]
+    ) -> torch.Tensor:
+        """A representation as a GEMM reads it: fp32, its columns being what the GEMM sums over.
+
+        Row-wise (M, K); column-wise (K, M), still transformed where the format transforms it.
+        """
+        import torch
+
+        matrix = self.decode(data, usage, shape, torch.float32)
+        return matrix if usage == "rowwise" else matrix.t()
+
     def quantize_impl(self, tensor: torch.Tensor) -> Any:
         """What a quantizer class written for TransformerEngine overrides."""
         raise _unwritten(self, "quantize_impl")

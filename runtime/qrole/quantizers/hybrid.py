@@ -119,8 +119,16 @@ class HybridQuantizer(Quantizer):
     def decode(
         self, data: Representation, usage: Usage, shape: tuple[int, int], dtype: torch.dtype
     ) -> torch.Tensor:
-        side = self.rowwise_quantizer if usage is Usage.ROWWISE else self.columnwise_quantizer
-        return side.decode(data, usage, shape, dtype)
+        return self._side(usage).decode(data, usage, shape, dtype)
+
+    @override
+    def gemm_matrix(
+        self, data: Representation, usage: Usage, shape: tuple[int, int]
+    ) -> torch.Tensor:
+        return self._side(usage).gemm_matrix(data, usage, shape)
+
+    def _side(self, usage: Usage) -> Quantizer:
+        return self.rowwise_quantizer if usage is Usage.ROWWISE else self.columnwise_quantizer
 
 
 def _check_side(name: str, side: object) -> None:

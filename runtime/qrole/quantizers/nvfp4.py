@@ -254,22 +254,31 @@ class NVFP4Quantizer(Quantizer):
     ) -> torch.Tensor:
         import torch
 
+        rows, columns = shape
+        if usage is Usage.ROWWISE:
+            return self._dequantize(data, dtype)[:, :columns]
+        if not self.with_rht:
+            return self._dequantize(data, dtype)[:, :rows].t()
+        matrix = self._rotated_back(self._dequantize(data, torch.float32))
+        return matrix.to(dtype)[:, :rows].t()
+
+    def _dequantize(self, data: Representation, dtype: torch.dtype) -> torch.Tensor:
         from qrole_kernels import ops
 
         assert data.scale_inv is not None, "blocks have scales"
         assert data.amax is not None, "NVFP4 has an amax"
-        rows, columns = shape
-        rotated = usage is Usage.COLUMNWISE and self.with_rht
-        matrix = ops.dequantize_nvfp4(
-            data.data,
-            data.scale_inv,
-            data.amax,
-            self.nvfp4_e4m3_max,
-            torch.float32 if rotated else dtype,
+        return ops.dequantize_nvfp4(
+            data.data, data.scale_inv, data.amax, self.nvfp4_e4m3_max, dtype
         )
-        if usage is Usage.ROWWISE:
-            return matrix[:, :columns]
-        return (self._rotated_back(matrix).to(dtype) if rotated else matrix)[:, :rows].t()
+
+    @override
+    def gemm_matrix(
+        self, data: Representation, usage: Usage, shape: tuple[int, int]
+    ) -> torch.Tensor:
+        """Columns that pad an odd or a transformed dimension stay; they add nothing to a product."""
+        import torch
+
+        return self._dequantize(data, torch.float32)
 
     def _rotated_back(self, y_KM: torch.Tensor) -> torch.Tensor:
         """Undoes the transform in fp32; its matrix is orthogonal."""
