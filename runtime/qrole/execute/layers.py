@@ -1,0 +1,167 @@
+"""The linear layers of a plan, and which one a tensor is the weight of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from qrole.plan import Decision, Plan
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = ["Layer", "Match", "WeightTable", "layers_of"]
+
+_CAST_FROM = "_qrole_cast_from"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One linear layer: the slots that feed the same three GEMMs.
+
+    Attributes:
+        module: Dotted path of the module that owns the slots.
+        group: Which of the module's layers.
+        slots: Decisions by operand: `input`, `weight`, `grad_output`.
+        copies: Number of experts; 1 for a plain layer.
+        parameters: Full names of the weight, more than one where it is tied.
+    """
+
+    module: str
+    group: str
+    slots: dict[str, Decision] = field(hash=False, compare=False)
+    copies: int
+    parameters: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """`module`, or `module.group`."""
+        return ".".join(part for part in (self.module, self.group) if part) or "."
+
+    @property
+    def quantized(self) -> bool:
+        """Whether any operand is stored in less than high precision."""
+        formats = [f for d in self.slots.values() for f in (d.rowwise, d.columnwise)]
+        return any(f is not None and f.family != "high_precision" for f in formats)
+
+
+def layers_of(plan: Plan) -> tuple[Layer, ...]:
+    """The plan's linear layers with a weight, in the order of the inventory."""
+    grouped: dict[tuple[str, str], dict[str, Decision]] = defaultdict(dict)
+    for decision in plan:
+        slot = decision.slot
+        if slot.consumed and slot.operand in ("input", "weight", "grad_output"):
+            grouped[(slot.module, slot.group)][slot.operand] = decision
+    return tuple(
+        Layer(module, group, slots, slots["weight"].slot.copies, slots["weight"].slot.parameters)
+        for (module, group), slots in grouped.items()
+        if "weight" in slots
+    )
+
+
+@dataclass(frozen=True)
+class Match:
+    """A tensor found to be a layer's weight, or a view of it.
+
+    Attributes:
+        layer: The layer.
+        copy: Index of the expert that the view begins with; 0 for a plain layer.
+        stable: The tensor shares memory with a parameter whose version counter can be trusted.
+    """
+
+    layer: Layer
+    copy: int
+    stable: bool
+
+
+class WeightTable:
+    """Finds the layer of a weight by the storage that it shares with a parameter.
+
+    Storage, not identity, because models multiply with views: transposes, experts' slices, chunks
+    of packed projections. A storage that serves several layers (tied weights) belongs to the one
+    whose module is running. Parameters are looked up again before each forward of their module:
+    sharded models swap them.
+    """
+
+    def __init__(self, model: nn.Module, layers: tuple[Layer, ...]) -> None:
+        self._model = model
+        self._by_module: dict[str, list[Layer]] = defaultdict(list)
+        self._by_storage: dict[int, list[tuple[Layer, torch.Tensor]]] = defaultdict(list)
+        self._running: list[str] = []
+        self._sharded: set[Layer] = set()
+        for layer in layers:
+            self._by_module[layer.module].append(layer)
+            self._note(layer)
+
+    def _note(self, layer: Layer) -> None:
+        for name in layer.parameters:
+            owner, _, attribute = name.rpartition(".")
+            parameter = getattr(self._model.get_submodule(owner), attribute)
+            if hasattr(parameter, "device_mesh"):
+                self._sharded.add(layer)
+                continue
+            found = self._by_storage[parameter.untyped_storage()._cdata]
+            if all(known is not layer for known, _ in found):
+                found.append((layer, parameter))
+
+    def find(self, tensor: Any) -> Match | None:
+        """The layer that a tensor is the weight of; None for any other object."""
+        import torch
+
+        if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "device_mesh"):
+            return None
+        view = getattr(tensor, _CAST_FROM, tensor)
+        try:
+            found = self._by_storage.get(view.untyped_storage()._cdata)
+        except NotImplementedError:
+            return None
+        if not found:
+            return None
+        layer, parameter = self._serving(found)
+        copy = 0
+        if layer.copies > 1 and parameter.dim() == 3:
+            copy = (view.storage_offset() - parameter.storage_offset()) // parameter.stride(0)
+        return Match(layer, copy, view is tensor and layer not in self._sharded)
+
+    def _serving(self, found: list[tuple[Layer, torch.Tensor]]) -> tuple[Layer, torch.Tensor]:
+        """Of several layers with one weight, the one whose module is running."""
+        if len(found) > 1:
+            for path in reversed(self._running):
+                for layer, parameter in found:
+                    if layer.module == path:
+                        return layer, parameter
+        return found[0]
+
+    def mark_cast(self, result: Any, source: Any) -> None:
+        """Remembers that `result` holds a weight's values in another dtype."""
+        if result is not source and self.find(source) is not None:
+            setattr(result, _CAST_FROM, getattr(source, _CAST_FROM, source))
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        """Follows which covered modules run; undone on exit."""
+
+        def enter(path: str) -> Any:
+            def hook(module: nn.Module, args: Any) -> None:
+                self._running.append(path)
+                if self._sharded:
+                    for layer in self._by_module[path]:
+                        self._note(layer)
+
+            return hook
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            self._running.pop()
+
+        with ExitStack() as undo:
+            for path in self._by_module:
+                module = self._model.get_submodule(path)
+                handle = module.register_forward_pre_hook(enter(path))
+                undo.callback(handle.remove)
+                undo.callback(module.register_forward_hook(leave, always_call=True).remove)
+            undo.callback(self._running.clear)
+            yield

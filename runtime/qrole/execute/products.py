@@ -1,0 +1,126 @@
+"""The three GEMMs of a covered layer as one autograd function.
+
+Shapes: M tokens, K in-features, N out-features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from qrole import gemm
+from qrole.quantizers.tensor import QuantizedTensor, Representation
+from qrole.roles import Gemm, Usage
+
+if TYPE_CHECKING:
+    from qrole.execute.layers import Layer
+    from qrole.execute.run import Execution
+
+__all__ = ["Call", "quantized_linear"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One multiplication with a covered weight.
+
+    Attributes:
+        run: The run it is part of.
+        layer: The layer.
+        copy: Index of the expert.
+        stable: The quantized weight may be kept for later calls.
+        differentiable: Gradients are being recorded.
+    """
+
+    run: Execution
+    layer: Layer
+    copy: int
+    stable: bool
+    differentiable: bool
+
+
+class QuantizedLinear(torch.autograd.Function):
+    """`y = x @ w.T + bias` with every GEMM from quantized operands.
+
+    The bias gradient is the sum of the unquantized output gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_MK: torch.Tensor, w_NK: torch.Tensor, bias: torch.Tensor | None, call: Call
+    ) -> torch.Tensor:
+        """Quantizes input and weight, multiplies, and keeps what the backward pass reads."""
+        run = call.run
+        needs_dx = call.differentiable and ctx.needs_input_grad[0]
+        needs_dw = call.differentiable and ctx.needs_input_grad[1]
+        qw = run.quantize_weight(call, w_NK, x_MK.dtype, columnwise=needs_dx)
+        qx = run.quantize(call, "input", x_MK, rowwise=True, columnwise=needs_dw)
+        left, right = _pair(qx, Usage.ROWWISE, qw, Usage.ROWWISE)
+        y_MN = gemm.fprop(left, right, bias)
+        w = w_NK.to(x_MK.dtype)
+        run.observer.product(call.layer, Gemm.FPROP, call.copy, x_MK, w.t(), y_MN, bias)
+        ctx.call = call
+        ctx.dtypes = (x_MK.dtype, w_NK.dtype)
+        ctx.weight = qw
+        ctx.input = partial(QuantizedTensor, qx.shape, qx.dtype, qx.quantizer)
+        keep = run.observer.wants_operands
+        made = qx.columnwise if needs_dw else None
+        ctx.save_for_backward(
+            x_MK if keep and needs_dw else None,
+            w_NK if keep and needs_dx else None,
+            *((made.data, made.scale_inv, made.amax) if made is not None else (None,) * 3),
+        )
+        return y_MN
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy_MN: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Quantizes the output gradient; dgrad and wgrad as far as they are needed."""
+        call: Call = ctx.call
+        run, (needs_dx, needs_dw, needs_db, _) = call.run, ctx.needs_input_grad
+        x_MK, w_NK, *columnwise = ctx.saved_tensors
+        run.check_alive(call.layer)
+        dx = dw = None
+        qdy = run.quantize(call, "grad_output", dy_MN, rowwise=needs_dx, columnwise=needs_dw)
+        if needs_dx:
+            left, right = _pair(qdy, Usage.ROWWISE, ctx.weight, Usage.COLUMNWISE)
+            dx = gemm.dgrad(left, right)
+            if w_NK is not None:
+                w = w_NK.to(dy_MN.dtype)
+                run.observer.product(call.layer, Gemm.DGRAD, call.copy, dy_MN, w, dx, None)
+        if needs_dw:
+            qx = ctx.input(columnwise=Representation(*columnwise))
+            left, right = _pair(qdy, Usage.COLUMNWISE, qx, Usage.COLUMNWISE)
+            dw = gemm.wgrad(left, right)
+            if x_MK is not None:
+                run.observer.product(call.layer, Gemm.WGRAD, call.copy, dy_MN.t(), x_MK, dw, None)
+            dw = dw.to(ctx.dtypes[1])
+        return dx, dw, dy_MN.sum(0) if needs_db else None, None
+
+
+def quantized_linear(
+    x_MK: torch.Tensor, w_NK: torch.Tensor, bias: torch.Tensor | None, call: Call
+) -> torch.Tensor:
+    """`x @ w.T + bias` by the call's quantizers, differentiable."""
+    y_MN: torch.Tensor = QuantizedLinear.apply(x_MK, w_NK, bias, call)  # type: ignore[no-untyped-call]
+    return y_MN
+
+
+Operand = QuantizedTensor | torch.Tensor
+
+
+def _pair(
+    left: QuantizedTensor, left_usage: Usage, right: QuantizedTensor, right_usage: Usage
+) -> tuple[Operand, Operand]:
+    """Both operands as the GEMM takes them.
+
+    TransformerEngine refuses a quantized operand beside a high-precision one; weight-only inference
+    engines compute exactly that, from the dequantized tensor, and so does this.
+    """
+    plain_left = left.format_of(left_usage).family == "high_precision"
+    plain_right = right.format_of(right_usage).family == "high_precision"
+    if plain_left == plain_right:
+        return left, right
+    return left.dequantize(direction=left_usage), right.dequantize(direction=right_usage)
