@@ -16,7 +16,7 @@ $(VENV)/base: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/dev: $(VENV)/base
-	$(PIP) -e '.[hf,dev]' ./tests/plugins/qrole-example-plugin
+	$(PIP) -e '.[hf,report,dev]' ./tests/plugins/qrole-example-plugin
 	touch $@
 
 demo: $(VENV)/base

@@ -1,0 +1,56 @@
+"""`qrole report`: one HTML page out of saved JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from qrole_cli import console
+
+__all__ = ["open_page", "register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+
+    @app.command(rich_help_panel="Numbers")
+    def report(
+        sources: Annotated[
+            list[Path],
+            typer.Argument(
+                metavar="JSON...",
+                help="What qrole inspect, audit and compare printed with --json.",
+                show_default=False,
+            ),
+        ],
+        output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path(
+            "qrole-report.html"
+        ),
+        force: Annotated[bool, typer.Option("--force", help="Overwrite the page.")] = False,
+        show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    ) -> None:
+        """Write a self-contained HTML page that needs no network.
+
+        Example: qrole report inspect.json compare.json -o report.html
+        """
+        from qrole.reporting import write_report
+
+        view = write_report(sources, output, force=force)
+        measured = sum(map(len, view.cells))
+        console.finish(
+            True,
+            f"wrote {output}: {len(view.slots)} slots, {measured} measurements, "
+            f"{len(view.findings)} findings",
+        )
+        if show:
+            open_page(output)
+
+
+def open_page(page: Path) -> None:
+    """Opens a page in the user's browser; says so where there is none."""
+    import webbrowser
+
+    if not webbrowser.open(page.resolve().as_uri()):
+        console.warn(f"no browser to open {page} with")

@@ -1,0 +1,6 @@
+"""One self-contained HTML page out of the JSON of inspect, audit and compare."""
+
+from qrole.reporting.page import render_page, write_report
+from qrole.reporting.view import View, build_view
+
+__all__ = ["View", "build_view", "render_page", "write_report"]

@@ -1,0 +1,86 @@
+"""Rendering: the view, the script, the style and Plotly in one file that needs no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from qrole.errors import CheckpointError, MissingExtraError, UsageError
+from qrole.reporting.view import View, build_view
+
+__all__ = ["render_page", "write_report"]
+
+
+def write_report(sources: Sequence[Path], output: Path, *, force: bool = False) -> View:
+    """Writes one HTML page.
+
+    Args:
+        sources: JSON files of inspect, audit and compare.
+        output: The page.
+        force: Overwrite it.
+
+    Returns:
+        What the page shows.
+
+    Raises:
+        UsageError: A source is missing or is no JSON of qrole's; the output exists.
+        MissingExtraError: Jinja2 or Plotly is not installed.
+    """
+    from qrole.errors import OutputExistsError
+
+    if output.exists() and not force:
+        raise OutputExistsError(
+            f"{output} exists", expected="a new file", hint="name another with -o, or pass --force"
+        )
+    view = build_view([(str(path), _read(path)) for path in sources])
+    page = render_page(view)
+    try:
+        output.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise CheckpointError(
+            f"{output} cannot be written: {error.strerror}",
+            expected="a writable path with space left",
+            hint="name another with -o",
+        ) from error
+    return view
+
+
+def render_page(view: View) -> str:
+    """The page's HTML.
+
+    Raises:
+        MissingExtraError: Jinja2 or Plotly is not installed.
+    """
+    try:
+        from jinja2 import Environment
+        from plotly.offline import get_plotlyjs
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(str(error.name), "report", "the HTML report") from error
+    room = files("qrole.reporting")
+    template = Environment(autoescape=True).from_string((room / "page.html.j2").read_text("utf-8"))
+    return template.render(
+        view=view,
+        data=json.dumps(view.to_json(), separators=(",", ":")).replace("<", "\\u003c"),
+        script=(room / "page.js").read_text("utf-8"),
+        style=(room / "page.css").read_text("utf-8"),
+        plotly=get_plotlyjs(),
+    )
+
+
+def _read(path: Path) -> object:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UsageError(
+            f"there is no file {str(path)!r}",
+            expected="JSON of qrole inspect, audit or compare",
+            hint="write one with `qrole compare … --json > compare.json`",
+        ) from error
+    except (ValueError, OSError) as error:
+        raise UsageError(
+            f"{path} is no JSON: {error}",
+            expected="what `qrole inspect|audit|compare --json` printed",
+            hint="write it again",
+        ) from error
