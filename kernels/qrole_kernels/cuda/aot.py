@@ -115,7 +115,7 @@ def _specialization(
     attributes: dict[tuple[int], list[list[object]]] = {}
     for place, name in enumerate(launch.kernel.arg_names):
         value = launch.arguments.get(name)
-        if value is None or value == 1 and isinstance(value, int):
+        if value is None or isinstance(value, int) and value == 1:
             signature[name] = "constexpr"
             constants.setdefault(name, value)
             continue

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from qrole_kernels.cuda.launch import DTYPE_NAMES, architecture, launch
 from qrole_kernels.cuda.rounding import (
-    decode_e2m1,
+    decode_e2m1_pairs,
     decode_e8m0,
     decode_fp8,
     to_output,
@@ -80,7 +80,7 @@ def decode_fp8_kernel(
     )
     if factor.dtype == tl.uint8:
         factor = decode_e8m0(factor)
-    value = decode_fp8(as_blocks(codes, SPAN_ROWS, SPAN_COLS), ELEMENT) * over_block(factor)
+    value = decode_fp8(as_blocks(codes, SPAN_ROWS, SPAN_COLS), ELEMENT, ARCH) * over_block(factor)
     store_tile(out, from_blocks(to_output(value, OUTPUT, ARCH)), row0, col0, M, K)
 
 
@@ -127,12 +127,12 @@ def decode_e2m1_kernel(
     )
     if BLOCK == 16:
         largest = load_amax(amax, row0, M, PER_ROW, TILE_ROWS)
-        factor = decode_fp8(codes, "e4m3") * largest[:, None] * inverse_range
+        factor = decode_fp8(codes, "e4m3", ARCH) * largest[:, None] * inverse_range
     else:
         factor = decode_e8m0(codes)
-    low = decode_e2m1(pairs) * factor[:, :, None]
-    high = decode_e2m1(pairs >> 4) * factor[:, :, None]
-    value = tl.reshape(tl.join(low, high), (TILE_ROWS, 2 * TILE_COLS))
+    low, high = decode_e2m1_pairs(pairs, ARCH)
+    both = tl.join(low * factor[:, :, None], high * factor[:, :, None])
+    value = tl.reshape(both, (TILE_ROWS, 2 * TILE_COLS))
     store_tile(out, to_output(value, OUTPUT, ARCH), row0, 2 * col0, M, 2 * P)
 
 

@@ -130,7 +130,7 @@ def fp8_scale(
 
 
 def _tile(x: Tensor) -> Tile:
-    return Tile(128, 32) if column_major(x) else Tile(32, 128)
+    return Tile(128, 64) if column_major(x) else Tile(32, 128)
 
 
 def quantize_fp8(x: Tensor, scale: Tensor, element: str) -> Tensor:

@@ -37,6 +37,8 @@ def quantize_kernel(
     K,
     stride_m,
     stride_k,
+    scale_m,
+    scale_k,
     epsilon,
     ELEMENT: tl.constexpr,
     MAX: tl.constexpr,
@@ -60,15 +62,13 @@ def quantize_kernel(
         tl.math.div_rn(1.0, scale),
         row0 // BLOCK_ROWS,
         col0 // BLOCK_COLS,
-        tl.cdiv(M, BLOCK_ROWS),
-        tl.cdiv(K, BLOCK_COLS),
+        scale_m,
+        scale_k,
     )
 
 
 def _tile(x: Tensor, block_rows: int) -> Tile:
-    if block_rows == BLOCK:
-        return Tile(BLOCK, BLOCK)
-    return Tile(64, BLOCK) if column_major(x) else Tile(32, BLOCK)
+    return Tile(BLOCK if block_rows == BLOCK or column_major(x) else 32, BLOCK)
 
 
 def quantize_fp8_block(
@@ -90,7 +90,9 @@ def quantize_fp8_block(
     launch(
         quantize_kernel,
         tile.programs(rows, cols),
-        matrix_arguments(x) | {"data": data, "scale_inv": scale_inv, "epsilon": float(epsilon)},
+        matrix_arguments(x)
+        | {"data": data, "scale_inv": scale_inv, "scale_m": blocks[0], "scale_k": blocks[1]}
+        | {"epsilon": float(epsilon)},
         tile.constants()
         | {
             "ELEMENT": element,

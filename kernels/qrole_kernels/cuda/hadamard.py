@@ -10,13 +10,14 @@ from qrole_kernels.cuda.rounding import to_output
 from qrole_kernels.cuda.tiles import (
     Tile,
     column_major,
-    load_tile,
+    load_runs,
     matrix_arguments,
     store_tile,
     tile_origin,
+    vector_of,
     widen,
 )
-from qrole_kernels.reference.hadamard import GROUP, SIGN_MASK, check_transformable
+from qrole_kernels.reference.hadamard import SIGN_MASK, check_transformable
 
 
 @triton.jit
@@ -38,13 +39,17 @@ def hadamard_kernel(
     stride_m,
     stride_k,
     SIGN_MASK: tl.constexpr,
+    VECTOR: tl.constexpr,
     ARCH: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLS: tl.constexpr,
 ):
     """``out``: groups of 16 along the rows of ``x``, transformed."""
     row0, col0 = tile_origin(K, TILE_ROWS, TILE_COLS)
-    tile = widen(load_tile(x, row0, col0, M, K, stride_m, stride_k, TILE_ROWS, TILE_COLS))
+    runs = load_runs(
+        x, row0, col0, M, K, stride_m, stride_k, 16, VECTOR, TILE_ROWS, TILE_COLS
+    )
+    tile = widen(runs)
     negative = (SIGN_MASK >> tl.arange(0, 16)) & 1
     groups = tl.reshape(tile, (TILE_ROWS * TILE_COLS // 16, 16))
     groups = groups * tl.where(negative == 1, -0.25, 0.25)[None, :]
@@ -62,11 +67,11 @@ def hadamard16(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
     check_transformable(x)
     arch = architecture(x.device)
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    tile = Tile(128, 2 * GROUP) if column_major(x) else Tile(32, 128)
+    tile = Tile(128, 128) if column_major(x) else Tile(32, 128)
     launch(
         hadamard_kernel,
         tile.programs(*x.shape),
         matrix_arguments(x) | {"out": out},
-        tile.constants() | {"SIGN_MASK": sign_mask, "ARCH": arch},
+        tile.constants() | {"SIGN_MASK": sign_mask, "VECTOR": vector_of(x), "ARCH": arch},
     )
     return out

@@ -55,6 +55,8 @@ def quantize_kernel(
     K,
     stride_m,
     stride_k,
+    packed_k,
+    scale_k,
     RULE: tl.constexpr,
     BLOCK: tl.constexpr,
     ARCH: tl.constexpr,
@@ -68,8 +70,8 @@ def quantize_kernel(
     byte = _scale_byte(block_amax(blocks), RULE)
     low, high = split_pairs(from_blocks(blocks * over_block(e8m0_reciprocal(byte))))
     pairs = encode_e2m1_pairs(low, high, ARCH)
-    store_tile(packed, pairs, row0, col0 // 2, M, tl.cdiv(K, 2))
-    store_tile(scale, byte.to(tl.uint8), row0, col0 // BLOCK, M, tl.cdiv(K, BLOCK))
+    store_tile(packed, pairs, row0, col0 // 2, M, packed_k)
+    store_tile(scale, byte.to(tl.uint8), row0, col0 // BLOCK, M, scale_k)
 
 
 def quantize_mxfp4(x: Tensor, rule: str) -> tuple[Tensor, Tensor]:
@@ -88,7 +90,13 @@ def quantize_mxfp4(x: Tensor, rule: str) -> tuple[Tensor, Tensor]:
     launch(
         quantize_kernel,
         tile.programs(rows, cols),
-        matrix_arguments(x) | {"packed": packed, "scale": scale},
+        matrix_arguments(x)
+        | {
+            "packed": packed,
+            "scale": scale,
+            "packed_k": packed.shape[1],
+            "scale_k": scale.shape[1],
+        },
         tile.constants() | {"RULE": rule, "BLOCK": BLOCK, "ARCH": arch},
     )
     return packed, scale

@@ -36,6 +36,8 @@ def quantize_kernel(
     K,
     stride_m,
     stride_k,
+    scale_m,
+    scale_k,
     ELEMENT: tl.constexpr,
     INVERSE_MAX: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
@@ -56,9 +58,16 @@ def quantize_kernel(
         byte.to(tl.uint8),
         row0 // BLOCK_ROWS,
         col0 // BLOCK_COLS,
-        tl.cdiv(M, BLOCK_ROWS),
-        tl.cdiv(K, BLOCK_COLS),
+        scale_m,
+        scale_k,
     )
+
+
+def _tile(x: Tensor, block_rows: int, block_cols: int) -> Tile:
+    if column_major(x):
+        return Tile(128, 32)
+    # One warp's loads span 256 columns: blocks of one column are then reduced within threads.
+    return Tile(32, 256) if (block_rows, block_cols) == (32, 1) else Tile(32, 128)
 
 
 def quantize_mxfp8(
@@ -76,11 +85,12 @@ def quantize_mxfp8(
     blocks = (ceil_div(rows, block_rows), ceil_div(cols, block_cols))
     data = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     scale = torch.empty(blocks, dtype=torch.uint8, device=x.device)
-    tile = Tile(128, 32) if column_major(x) else Tile(32, 128)
+    tile = _tile(x, block_rows, block_cols)
     launch(
         quantize_kernel,
         tile.programs(rows, cols),
-        matrix_arguments(x) | {"data": data, "scale": scale},
+        matrix_arguments(x)
+        | {"data": data, "scale": scale, "scale_m": blocks[0], "scale_k": blocks[1]},
         tile.constants()
         | {
             "ELEMENT": element,

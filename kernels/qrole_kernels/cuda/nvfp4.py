@@ -27,12 +27,14 @@ from qrole_kernels.cuda.tiles import (
     column_major,
     from_blocks,
     load_amax,
+    load_runs,
     load_tile,
     matrix_arguments,
     over_block,
     split_pairs,
     store_tile,
     tile_origin,
+    vector_of,
     widen,
 )
 from qrole_kernels.errors import ArgumentError
@@ -52,10 +54,13 @@ def quantize_kernel(
     K,
     stride_m,
     stride_k,
+    packed_k,
+    scale_k,
     RANGE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     PER_ROW: tl.constexpr,
     STOCHASTIC: tl.constexpr,
+    VECTOR: tl.constexpr,
     ARCH: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLS: tl.constexpr,
@@ -65,12 +70,15 @@ def quantize_kernel(
     RANGE is 6 times the block scale that ``amax`` maps to.
     """
     row0, col0 = tile_origin(K, TILE_ROWS, TILE_COLS)
-    tile = widen(load_tile(x, row0, col0, M, K, stride_m, stride_k, TILE_ROWS, TILE_COLS))
+    runs = load_runs(
+        x, row0, col0, M, K, stride_m, stride_k, 16, VECTOR, TILE_ROWS, TILE_COLS
+    )
+    tile = widen(runs)
     blocks = as_blocks(tile, BLOCK_ROWS, 16)
     s_enc = encode_scale(load_amax(amax, row0, M, PER_ROW, TILE_ROWS), RANGE)
     wanted = block_amax(blocks) * (s_enc * ONE_SIXTH)[:, None]
     byte = encode_fp8(tl.minimum(wanted, FLOAT32_MAX), "e4m3", ARCH)
-    scaled = from_blocks(blocks * over_block(block_factor(byte, s_enc)))
+    scaled = from_blocks(blocks * over_block(block_factor(byte, s_enc, ARCH)))
     if STOCHASTIC:
         bits = load_tile(random, row0, col0, M, K, K, 1, TILE_ROWS, TILE_COLS)
         low, high = split_pairs(encode_e2m1_stochastic(scaled, bits))
@@ -78,8 +86,8 @@ def quantize_kernel(
     else:
         low, high = split_pairs(scaled)
         pairs = encode_e2m1_pairs(low, high, ARCH)
-    store_tile(packed, pairs, row0, col0 // 2, M, tl.cdiv(K, 2))
-    store_tile(scale, over_rows(byte, BLOCK_ROWS), row0, col0 // 16, M, tl.cdiv(K, 16))
+    store_tile(packed, pairs, row0, col0 // 2, M, packed_k)
+    store_tile(scale, over_rows(byte, BLOCK_ROWS), row0, col0 // 16, M, scale_k)
 
 
 def quantize_nvfp4(
@@ -106,17 +114,23 @@ def quantize_nvfp4(
     rows, cols = x.shape
     packed = torch.empty((rows, ceil_div(cols, 2)), dtype=torch.uint8, device=x.device)
     scale = torch.empty((rows, ceil_div(cols, BLOCK)), dtype=torch.uint8, device=x.device)
-    tile = Tile(128, 32) if column_major(x) else Tile(32, 128)
+    if four_over_six:
+        tile = Tile(16, 128)
+    else:
+        tile = Tile(128, 128) if column_major(x) else Tile(64, 128)
     arguments = matrix_arguments(x) | {
         "amax": amax.contiguous(),
         "packed": packed,
         "scale": scale,
+        # As arguments, so that the compiler sees which widths allow wide stores.
+        "packed_k": packed.shape[1],
+        "scale_k": scale.shape[1],
     }
     constants = tile.constants() | {
         "RANGE": 6.0 * e4m3_max,
         "BLOCK_ROWS": block_rows,
         "PER_ROW": amax.dim() == 1,
-        "ARCH": arch,
+        "VECTOR": vector_of(x), "ARCH": arch,
     }
     if four_over_six:
         constants["SQUARED"] = four_over_six == "mse"

@@ -4,13 +4,13 @@ import triton
 import triton.language as tl
 
 from qrole_kernels.cuda.nvfp4_scales import block_factor, encode_scale, over_rows
-from qrole_kernels.cuda.rounding import decode_e2m1, decode_fp8, encode_e2m1_pairs, encode_fp8
+from qrole_kernels.cuda.rounding import decode_e2m1_pairs, decode_fp8, encode_e2m1_pairs, encode_fp8
 from qrole_kernels.cuda.tiles import (
     as_blocks,
     block_amax,
     from_blocks,
     load_amax,
-    load_tile,
+    load_runs,
     over_block,
     split_pairs,
     store_tile,
@@ -63,10 +63,10 @@ def _fold_rows(total, HALF: tl.constexpr):
 
 
 @triton.jit
-def _loss(code, x, scale, amax, RANGE: tl.constexpr, SQUARED: tl.constexpr):
+def _loss(decoded, x, scale, amax, RANGE: tl.constexpr, SQUARED: tl.constexpr):
     ROWS: tl.constexpr = x.shape[0]
     BLOCKS: tl.constexpr = x.shape[1] // 8
-    value = tl.reshape(decode_e2m1(code), (ROWS, BLOCKS, 8)) * scale[:, :, None]
+    value = tl.reshape(decoded, (ROWS, BLOCKS, 8)) * scale[:, :, None]
     value = tl.math.div_rn(value * amax[:, None, None], RANGE)
     deviation = value - tl.reshape(x, (ROWS, BLOCKS, 8))
     if SQUARED:
@@ -90,13 +90,14 @@ def _candidate(
     """Scale bytes (R/BR, B), packed codes (R, C/2) and errors (R/BR, B) of one wanted scale."""
     byte = encode_fp8(tl.minimum(wanted, 448.0), "e4m3", ARCH)
     blocks = as_blocks(tile, BLOCK_ROWS, 16)
-    low, high = split_pairs(from_blocks(blocks * over_block(block_factor(byte, s_enc))))
+    low, high = split_pairs(from_blocks(blocks * over_block(block_factor(byte, s_enc, ARCH))))
     pairs = encode_e2m1_pairs(low, high, ARCH)
-    scale = decode_fp8(over_rows(byte, BLOCK_ROWS), "e4m3")
+    scale = decode_fp8(over_rows(byte, BLOCK_ROWS), "e4m3", ARCH)
     x_low, x_high = split_pairs(tile)
+    decoded_low, decoded_high = decode_e2m1_pairs(pairs, ARCH)
     error = _sum_in_order(
-        _loss(pairs, x_low, scale, amax, RANGE, SQUARED),
-        _loss(pairs >> 4, x_high, scale, amax, RANGE, SQUARED),
+        _loss(decoded_low, x_low, scale, amax, RANGE, SQUARED),
+        _loss(decoded_high, x_high, scale, amax, RANGE, SQUARED),
     )
     if BLOCK_ROWS == 16:
         error = _fold_rows(_fold_rows(_fold_rows(_fold_rows(error, 8), 4), 2), 1)
@@ -113,10 +114,13 @@ def four_over_six_kernel(
     K,
     stride_m,
     stride_k,
+    packed_k,
+    scale_k,
     RANGE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
     PER_ROW: tl.constexpr,
     SQUARED: tl.constexpr,
+    VECTOR: tl.constexpr,
     ARCH: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLS: tl.constexpr,
@@ -126,7 +130,10 @@ def four_over_six_kernel(
     RANGE is 6 times the block scale that ``amax`` maps to; SQUARED errors or absolute ones.
     """
     row0, col0 = tile_origin(K, TILE_ROWS, TILE_COLS)
-    tile = widen(load_tile(x, row0, col0, M, K, stride_m, stride_k, TILE_ROWS, TILE_COLS))
+    runs = load_runs(
+        x, row0, col0, M, K, stride_m, stride_k, 16, VECTOR, TILE_ROWS, TILE_COLS
+    )
+    tile = widen(runs)
     largest = load_amax(amax, row0, M, PER_ROW, TILE_ROWS)
     s_enc = encode_scale(largest, RANGE)
     blocks = as_blocks(tile, BLOCK_ROWS, 16)
@@ -142,5 +149,5 @@ def four_over_six_kernel(
         over_block(to_four), as_blocks(pairs4, BLOCK_ROWS, 8), as_blocks(pairs6, BLOCK_ROWS, 8)
     )
     byte = over_rows(tl.where(to_four, byte4, byte6), BLOCK_ROWS)
-    store_tile(packed, from_blocks(pairs), row0, col0 // 2, M, tl.cdiv(K, 2))
-    store_tile(scale, byte, row0, col0 // 16, M, tl.cdiv(K, 16))
+    store_tile(packed, from_blocks(pairs), row0, col0 // 2, M, packed_k)
+    store_tile(scale, byte, row0, col0 // 16, M, scale_k)

@@ -17,12 +17,12 @@ def encode_scale(amax, RANGE: tl.constexpr):
 
 
 @triton.jit
-def block_factor(byte, s_enc):
+def block_factor(byte, s_enc, ARCH: tl.constexpr):
     """(R/BR, C/16) factor of the elements of each block, of its E4M3 scale byte and ``s_enc``.
 
     A scale of zero divides by nothing: the factor saturates at the largest fp32.
     """
-    decoded = decode_fp8(byte, "e4m3") * tl.math.div_rn(1.0, s_enc)[:, None]
+    decoded = decode_fp8(byte, "e4m3", ARCH) * tl.math.div_rn(1.0, s_enc)[:, None]
     return tl.minimum(tl.math.div_rn(1.0, decoded), FLOAT32_MAX)
 
 

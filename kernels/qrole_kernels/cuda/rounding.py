@@ -25,15 +25,14 @@ def float_of(bits):
 
 
 @triton.jit
-def _round_magnitude(value, MANTISSA: tl.constexpr, MIN_FIELD: tl.constexpr, MAX: tl.constexpr):
+def _grid_steps(magnitude, MANTISSA: tl.constexpr, MIN_FIELD: tl.constexpr):
+    """Code of a magnitude not above the format's maximum; the sign bit of the fp32 is ignored."""
     # Adding 2^(e + 23 - MANTISSA), e the value's exponent but at least that of the smallest normal
     # number, makes the adder round to the format's grid, subnormals included; the difference of
-    # the bit patterns then counts grid steps. NaN compares false and takes the maximum's code.
+    # the bit patterns then counts grid steps.
     SHIFT: tl.constexpr = 23 - MANTISSA
-    magnitude = tl.abs(value)
-    magnitude = tl.where(magnitude < MAX, magnitude, MAX)
     exponent = tl.maximum(bits_of(magnitude) & 0x7F800000, MIN_FIELD << 23)
-    steps = bits_of(magnitude + float_of(exponent + (SHIFT << 23))) - exponent
+    steps = bits_of(tl.abs(magnitude) + float_of(exponent + (SHIFT << 23))) - exponent
     return steps + (exponent >> SHIFT) - ((SHIFT << 23) + (MIN_FIELD << MANTISSA))
 
 
@@ -47,33 +46,41 @@ def encode_fp8(value, ELEMENT: tl.constexpr, ARCH: tl.constexpr):
             code = value.to(tl.float8e5).to(tl.uint8, bitcast=True)
     else:
         if ELEMENT == "e4m3":
-            magnitude = _round_magnitude(value, 3, 121, 448.0)
+            magnitude = _grid_steps(tl.minimum(tl.abs(value), 448.0), 3, 121)
         else:
-            magnitude = _round_magnitude(value, 2, 113, 57344.0)
+            magnitude = _grid_steps(tl.minimum(tl.abs(value), 57344.0), 2, 113)
         signed = magnitude | ((bits_of(value) >> 24) & 0x80)
         code = tl.where(value == value, signed, 0x7F).to(tl.uint8)
     return code
 
 
 @triton.jit
-def decode_fp8(code, ELEMENT: tl.constexpr):
+def decode_fp8(code, ELEMENT: tl.constexpr, ARCH: tl.constexpr):
     """E4M3 or E5M2 code (uint8) -> fp32, exact."""
-    wide = code.to(tl.uint32)
-    magnitude = wide & 0x7F
-    if ELEMENT == "e4m3":
-        value = float_of(magnitude << 20) * 1.329227995784916e36  # 2^(127 - 7)
-        value = tl.where(magnitude == 0x7F, float("nan"), value)
+    if ARCH >= 89:
+        if ELEMENT == "e4m3":
+            value = code.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+        else:
+            value = code.to(tl.float8e5, bitcast=True).to(tl.float32)
     else:
-        value = float_of(magnitude << 21) * 5.192296858534828e33  # 2^(127 - 15)
-        special = tl.where(magnitude == 0x7C, float("inf"), float("nan"))
-        value = tl.where(magnitude >= 0x7C, special, value)
-    return float_of(bits_of(value) | ((wide & 0x80) << 24))
+        wide = code.to(tl.uint32)
+        magnitude = wide & 0x7F
+        if ELEMENT == "e4m3":
+            value = float_of(magnitude << 20) * 1.329227995784916e36  # 2^(127 - 7)
+            value = tl.where(magnitude == 0x7F, float("nan"), value)
+        else:
+            value = float_of(magnitude << 21) * 5.192296858534828e33  # 2^(127 - 15)
+            special = tl.where(magnitude == 0x7C, float("inf"), float("nan"))
+            value = tl.where(magnitude >= 0x7C, special, value)
+        value = float_of(bits_of(value) | ((wide & 0x80) << 24))
+    return value
 
 
 @triton.jit
 def _encode_e2m1(value):
-    signed = _round_magnitude(value, 1, 127, 6.0) | ((bits_of(value) >> 28) & 8)
-    return tl.where(value == value, signed, 7)
+    # Minimum and maximum take the number over the NaN: NaN becomes +6 like what lies beyond.
+    inside = tl.maximum(tl.minimum(value, 6.0), -6.0)
+    return _grid_steps(inside, 1, 127) | ((bits_of(inside) >> 28) & 8)
 
 
 @triton.jit
@@ -107,23 +114,62 @@ def encode_e2m1_pairs(low, high, ARCH: tl.constexpr):
 def encode_e2m1_stochastic(value, random):
     """fp32 -> E2M1 code (uint32), rounded up with probability ``random / 256`` per step.
 
-    ``random``: uint8, the 8 random bits of the element.
+    ``random``: uint8, the 8 random bits of the element. The same on every architecture: the bits
+    of the hardware's own stochastic conversion are not documented to agree.
     """
-    magnitude = tl.abs(value)
-    step = tl.where(magnitude < 2.0, 0.5, tl.where(magnitude < 4.0, 1.0, 2.0))
-    moved = tl.fma(random.to(tl.float32) * 0.00390625, step, magnitude)
+    inside = tl.maximum(tl.minimum(value, 6.0), -6.0)
+    # The power of two at or below the magnitude, at least 1; half of it is the distance of
+    # neighbouring codes. The product is exact, the sum rounds once.
+    binade = tl.maximum(bits_of(inside) & 0x7F800000, 127 << 23)
+    moved = tl.abs(inside) + random.to(tl.float32) * float_of(binade - (9 << 23))
     # From 1 on, one mantissa bit is the grid, and the bits above it are the code up to a constant.
     floor = tl.where(moved < 1.0, (moved >= 0.5).to(tl.uint32), (bits_of(moved) >> 22) - 252)
-    signed = tl.minimum(floor, 7) | ((bits_of(value) >> 28) & 8)
-    return tl.where(value == value, signed, 7)
+    return tl.minimum(floor, 7) | ((bits_of(inside) >> 28) & 8)
 
 
 @triton.jit
-def decode_e2m1(code):
-    """E2M1 code (uint8, bits above the low nibble ignored) -> fp32, exact."""
+def _decode_e2m1(code):
     wide = code.to(tl.uint32)
     value = float_of((wide & 7) << 22) * 8.507059173023462e37  # 2^126
     return float_of(bits_of(value) | ((wide & 8) << 28))
+
+
+@triton.jit
+def decode_e2m1_pairs(packed, ARCH: tl.constexpr):
+    """One byte of two E2M1 codes -> the fp32 of the low and of the high nibble, exact."""
+    if ARCH >= 100:
+        low, high = tl.inline_asm_elementwise(
+            """{
+            .reg .b8 first, second, third, fourth;
+            .reg .b16 even, odd;
+            .reg .b32 both;
+            mov.b32 {first, second, third, fourth}, $8;
+            cvt.rn.f16x2.e2m1x2 both, first;
+            mov.b32 {even, odd}, both;
+            cvt.f32.f16 $0, even;
+            cvt.f32.f16 $4, odd;
+            cvt.rn.f16x2.e2m1x2 both, second;
+            mov.b32 {even, odd}, both;
+            cvt.f32.f16 $1, even;
+            cvt.f32.f16 $5, odd;
+            cvt.rn.f16x2.e2m1x2 both, third;
+            mov.b32 {even, odd}, both;
+            cvt.f32.f16 $2, even;
+            cvt.f32.f16 $6, odd;
+            cvt.rn.f16x2.e2m1x2 both, fourth;
+            mov.b32 {even, odd}, both;
+            cvt.f32.f16 $3, even;
+            cvt.f32.f16 $7, odd;
+            }""",
+            "=r,=r,=r,=r,=r,=r,=r,=r,r",
+            [packed],
+            dtype=(tl.float32, tl.float32),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        low, high = _decode_e2m1(packed), _decode_e2m1(packed >> 4)
+    return low, high
 
 
 @triton.jit

@@ -38,6 +38,11 @@ def column_major(x: Tensor) -> bool:
     return x.stride(0) == 1 and x.stride(1) != 1
 
 
+def vector_of(x: Tensor) -> int:
+    """Neighbours of a row that one 128-bit load takes; 1 where columns are contiguous."""
+    return 1 if column_major(x) else 16 // x.element_size()
+
+
 def matrix_arguments(x: Tensor) -> dict[str, Tensor | int]:
     """A matrix (M, K) of any strides as kernel arguments."""
     rows, cols = x.shape
@@ -76,6 +81,37 @@ def load_tile(
     offsets = tile_offsets(row0, col0, stride_m, stride_k, TILE_ROWS, TILE_COLS)
     mask = tile_mask(row0, col0, M, K, TILE_ROWS, TILE_COLS)
     return tl.load(x + offsets, mask=mask, other=0)
+
+
+@triton.jit
+def load_runs(
+    x,
+    row0,
+    col0,
+    M,
+    K,
+    stride_m,
+    stride_k,
+    RUN: tl.constexpr,
+    VECTOR: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLS: tl.constexpr,
+):
+    """`load_tile` with every run of RUN neighbours of a row in the registers of one thread.
+
+    VECTOR: neighbours of a row that one load instruction takes.
+    """
+    # Threads are spread over the trailing dimensions first, so that the leading one, the loads
+    # that make up a run, stays with a thread.
+    PIECES: tl.constexpr = RUN // VECTOR
+    RUNS: tl.constexpr = TILE_COLS // RUN
+    piece = tl.arange(0, PIECES)[:, None, None, None] * VECTOR
+    row = row0 + tl.arange(0, TILE_ROWS)[None, :, None, None]
+    run = col0 + tl.arange(0, RUNS)[None, None, :, None] * RUN
+    col = run + piece + tl.arange(0, VECTOR)[None, None, None, :]
+    offsets = row.to(tl.int64) * stride_m + col.to(tl.int64) * stride_k
+    tile = tl.load(x + offsets, mask=(row < M) & (col < K), other=0)
+    return tl.reshape(tl.permute(tile, (1, 2, 0, 3)), (TILE_ROWS, TILE_COLS))
 
 
 @triton.jit
