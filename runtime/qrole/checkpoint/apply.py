@@ -1,0 +1,208 @@
+"""`apply`: a factory's plan, written as a checkpoint.
+
+Reading order: `job.prepare` lays everything out; `apply` calibrates where scales are static, lets
+workers write the units, checks what was written and gives it its name.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qrole.checkpoint.engines import Verdict
+from qrole.checkpoint.headers import read_headers
+from qrole.checkpoint.job import ApplyOptions, Job, prepare
+from qrole.checkpoint.manifest import MANIFEST, manifest
+from qrole.checkpoint.other_files import copy_other_files
+from qrole.checkpoint.shards import index_text
+from qrole.checkpoint.staging import Staging, check_output
+from qrole.checkpoint.stream import Writer, create_files, run_units
+from qrole.checkpoint.units import Unit
+from qrole.errors import CheckpointError, InterruptedRunError, UsageError
+from qrole.plugins import Factory
+from qrole_kernels.cpu.threads import default_threads
+
+__all__ = ["ApplyReport", "apply"]
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class ApplyReport:
+    """What `apply` did.
+
+    Attributes:
+        output: The directory.
+        schemes: Number of layers by scheme.
+        source_bytes: Bytes of the tensors read.
+        output_bytes: Bytes of the files written.
+        reused_bytes: Source bytes of units that an earlier, unfinished run had done.
+        dropped_remains: Another job's unfinished output was in the way and was removed.
+        verdicts: What each engine makes of the result.
+        notes: What the user should know, in sentences.
+    """
+
+    output: Path
+    schemes: dict[str, int]
+    source_bytes: int
+    output_bytes: int
+    reused_bytes: int
+    dropped_remains: bool
+    verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def apply(
+    model: str,
+    factory: str | Factory | Callable[..., Any],
+    output: str | Path,
+    *,
+    options: ApplyOptions | None = None,
+    force: bool = False,
+    workers: int = 0,
+    on_progress: OnProgress | None = None,
+) -> ApplyReport:
+    """Quantizes a model's weights by a factory's plan and writes a checkpoint.
+
+    Args:
+        model: A HuggingFace-style directory, a `.safetensors` file, or Python that builds a model.
+        factory: Its name as `--factory` takes it, or the function.
+        output: The directory; must not exist.
+        options: Layout, schemes and what must load the result.
+        force: Replace an existing directory.
+        workers: Threads; 0 for as many as the kernels use. The bytes do not depend on it.
+        on_progress: Called with source bytes done and in total.
+
+    Raises:
+        OutputExistsError: The output exists, or another run is writing it.
+        UsageError, ConfigError: The plan cannot be stored as asked; nothing was written.
+        CheckpointError: The source is corrupt or has changed, or the output cannot be written.
+        InterruptedRunError: Stopped by the user; the next run goes on.
+    """
+    final = Path(output)
+    job = prepare(model, factory, options or ApplyOptions())
+    check_output(final, job.source.directory, force)
+    if job.static_layers:
+        raise UsageError(
+            f"{len(job.static_layers)} layers need calibrated input scales",
+            expected="calibration data, or weights alone",
+            hint="pass --weight-only",
+        )
+    staging = Staging(final)
+    staging.lock()
+    try:
+        return _write(job, staging, {}, workers or default_threads(), on_progress)
+    except KeyboardInterrupt as error:
+        raise InterruptedRunError(
+            f"stopped before {final} was complete",
+            expected="a run to its end",
+            hint="run the same command again: it goes on where it stopped",
+        ) from error
+    finally:
+        staging.release()
+        job.source.close()
+
+
+def _write(
+    job: Job,
+    staging: Staging,
+    input_amax: Mapping[str, float],
+    workers: int,
+    on_progress: OnProgress | None,
+) -> ApplyReport:
+    identity = job.identity(input_amax)
+    done, dropped = staging.resume(identity)
+    create_files(job.shards, staging.out)
+    journal = staging.journal(identity)
+    writer = Writer(job.source, job.shards, job.layout, staging.out, input_amax, journal)
+    amaxes = {m: amax for unit in done.values() for m, amax in unit.items()}
+    total = sum(unit.nbytes for unit in job.units)
+    reused = sum(unit.nbytes for unit in job.units if unit.key in done)
+    counter = _Counter(reused, total, on_progress)
+
+    def do(unit: Unit) -> None:
+        amaxes.update(writer.do(unit))
+        counter.add(unit.nbytes)
+
+    try:
+        rest = (unit for unit in job.units if unit.key not in done)
+        run_units(rest, do, workers, threading.Event())
+    finally:
+        writer.close()
+        journal.close()
+    _finish(job, staging, amaxes)
+    return ApplyReport(
+        output=staging.final,
+        schemes={name: len(layers) for name, layers in job.selection.schemes().items()},
+        source_bytes=total,
+        output_bytes=sum(shard.nbytes for shard in job.shards),
+        reused_bytes=reused,
+        dropped_remains=dropped,
+        verdicts=job.verdicts,
+        notes=job.selection.notes,
+    )
+
+
+def _finish(job: Job, staging: Staging, amaxes: Mapping[str, float]) -> None:
+    """Everything beside the weights, the check of what is there, the index, and the name."""
+    job.source.check_unchanged()
+    if job.source.directory is not None and job.source.config_text is not None:
+        copy_other_files(job.source.directory, staging.out)
+    for name, text in job.layout.documents(job.selection, job.source).items():
+        staging.write_text(name, text)
+    record = manifest(
+        job.source,
+        job.selection,
+        job.plan.factory,
+        job.layout.name,
+        job.options.for_bytes(),
+        amaxes,
+        None,
+    )
+    staging.write_text(MANIFEST, json.dumps(record, indent=2, sort_keys=True) + "\n")
+    _check_written(job, staging.out)
+    index = index_text(job.shards)
+    if index is not None:
+        staging.write_text("model.safetensors.index.json", index)
+    staging.publish()
+
+
+def _check_written(job: Job, directory: Path) -> None:
+    """Reopens the headers: names, dtypes, shapes and places are those of the plan."""
+    found = read_headers(directory)
+    planned = {place.tensor.name: place for shard in job.shards for place in shard.places}
+    for name, place in planned.items():
+        info = found.get(name)
+        tensor = place.tensor
+        same = info and (info.dtype, info.shape, info.start) == (
+            tensor.dtype,
+            tensor.shape,
+            place.start,
+        )
+        if not same:
+            raise CheckpointError(
+                f"{name} was not written as planned to {place.shard}",
+                expected=f"{tensor.dtype} {list(tensor.shape)} at byte {place.start}",
+                hint="another process has changed the output; run again",
+            )
+    extra = found.keys() - planned.keys()
+    assert not extra, f"unplanned tensors {sorted(extra)[:3]}"
+
+
+class _Counter:
+    """Source bytes done, told to the caller one worker at a time."""
+
+    def __init__(self, done: int, total: int, on_progress: OnProgress | None) -> None:
+        self._done, self._total, self._tell = done, total, on_progress
+        self._lock = threading.Lock()
+        self.add(0)
+
+    def add(self, nbytes: int) -> None:
+        with self._lock:
+            self._done += nbytes
+            if self._tell is not None:
+                self._tell(self._done, self._total)

@@ -1,0 +1,79 @@
+"""Fused neighbours: layers that engines join into one, which must share scheme and global scale."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+__all__ = ["DEFAULT_FUSIONS", "Fusion", "absent_siblings", "fused_groups"]
+
+
+@dataclass(frozen=True)
+class Fusion:
+    """Last name components that engines join when they stand beside each other.
+
+    Invariant: at least two names.
+    """
+
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.names) > 1, "at least two names"
+
+
+DEFAULT_FUSIONS = (
+    Fusion(("q_proj", "k_proj", "v_proj")),
+    Fusion(("query", "key", "value")),
+    Fusion(("to_q", "to_k", "to_v")),
+    Fusion(("wq", "wk", "wv")),
+    Fusion(("gate_proj", "up_proj")),
+    Fusion(("w1", "w3")),
+    Fusion(("q_a_proj", "kv_a_proj_with_mqa")),
+)
+
+
+def fused_groups(
+    modules: Iterable[str], fusions: Iterable[Fusion] = DEFAULT_FUSIONS
+) -> dict[str, tuple[str, ...]]:
+    """The fused group of every module that has neighbours, by module.
+
+    Args:
+        modules: Module paths; siblings have equal paths but for the last component.
+        fusions: Which last components belong together.
+
+    Returns:
+        For each member of a group of at least two: all members, in the fusion's order.
+    """
+    present = set(modules)
+    groups: dict[str, tuple[str, ...]] = {}
+    for path in present:
+        parent, name = _split(path)
+        fusion = next((f for f in fusions if name in f.names), None)
+        if fusion is None or path in groups:
+            continue
+        members = tuple(parent + n for n in fusion.names if parent + n in present)
+        if len(members) > 1:
+            groups.update(dict.fromkeys(members, members))
+    return groups
+
+
+def absent_siblings(
+    groups: Mapping[str, tuple[str, ...]], fusions: Iterable[Fusion] = DEFAULT_FUSIONS
+) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Names that a group's fusion has and the model has not, by group.
+
+    Engines look every shard of a fused layer up, also one that this model has no weight for.
+    """
+    absent: dict[tuple[str, ...], tuple[str, ...]] = {}
+    for members in set(groups.values()):
+        parent, name = _split(members[0])
+        names = next(f.names for f in fusions if name in f.names)
+        missing = tuple(parent + n for n in names if parent + n not in members)
+        if missing:
+            absent[members] = missing
+    return absent
+
+
+def _split(path: str) -> tuple[str, str]:
+    parent, dot, name = path.rpartition(".")
+    return parent + dot, name

@@ -1,0 +1,179 @@
+"""A job: everything that is known before the first byte is written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from qrole._version import __version__
+from qrole.checkpoint.constraints import OnShape, SelectOptions
+from qrole.checkpoint.engines import Verdict, check_engines, verdicts
+from qrole.checkpoint.fused import DEFAULT_FUSIONS, Fusion
+from qrole.checkpoint.layers import Selection
+from qrole.checkpoint.layouts import LAYOUTS, Layout
+from qrole.checkpoint.schemes import Activations, Fp8Mode
+from qrole.checkpoint.selection import select
+from qrole.checkpoint.shards import Shard, plan_shards
+from qrole.checkpoint.source import Source, open_source
+from qrole.checkpoint.units import Unit, plan_units
+from qrole.emitters.tensors import walk_tensors
+from qrole.errors import ConfigError, UnknownNameError, UsageError
+from qrole.plan import Inventory, Plan, build_plan
+from qrole.plugins import Factory, load_factory
+
+__all__ = ["ApplyOptions", "Job", "prepare"]
+
+
+@dataclass(frozen=True)
+class ApplyOptions:
+    """What `apply` is asked for.
+
+    Attributes:
+        layout: Key in `LAYOUTS`.
+        fp8: How FP8 per-tensor scaling is stored.
+        weight_only: Leave activations in high precision; needs no calibration.
+        on_shape: What to do about shapes that a format cannot take.
+        quantize_head: Quantize the output head as the plan says.
+        fusions: Layers that engines join, by last name component.
+        engines: Engines that must load the result.
+    """
+
+    layout: str = "compressed-tensors"
+    fp8: Fp8Mode = Fp8Mode.STATIC
+    weight_only: bool = False
+    on_shape: OnShape = OnShape.FAIL
+    quantize_head: bool = False
+    fusions: tuple[Fusion, ...] = DEFAULT_FUSIONS
+    engines: tuple[str, ...] = ()
+
+    def for_bytes(self) -> dict[str, Any]:
+        """The options that the output's bytes depend on, as JSON values."""
+        named = {k: v for k, v in asdict(self).items() if k not in ("fusions", "engines")}
+        return {**named, "fusions": [list(f.names) for f in self.fusions]}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan, and the output it becomes.
+
+    Attributes:
+        source: What is read.
+        plan: Who answered what.
+        selection: What is quantized.
+        layout: How it is stored.
+        options: What was asked for.
+        shards: The output's files.
+        units: The work, largest first.
+        verdicts: What each engine makes of the result.
+    """
+
+    source: Source
+    plan: Plan
+    selection: Selection
+    layout: Layout
+    options: ApplyOptions
+    shards: tuple[Shard, ...]
+    units: tuple[Unit, ...]
+    verdicts: tuple[Verdict, ...] = field(default=())
+
+    @property
+    def static_layers(self) -> tuple[str, ...]:
+        """Modules whose input needs a calibrated scale."""
+        return tuple(
+            module
+            for module, layer in self.selection.layers.items()
+            if layer.scheme.activations is Activations.STATIC
+        )
+
+    def identity(self, input_amax: Mapping[str, float]) -> str:
+        """Hash of everything that the output's bytes depend on."""
+        layers = {m: [repr(la)] for m, la in self.selection.layers.items()}
+        files = [(str(f.path), f.size, f.mtime_ns, f.inode) for f in self.source.files.values()]
+        headers = [hashlib.sha256(shard.header).hexdigest() for shard in self.shards]
+        content = [__version__, self.layout.name, layers, files, headers, dict(input_amax)]
+        content += [self.options.for_bytes(), self.plan.factory.sha256]
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def prepare(model: str, factory: str | Factory | Callable[..., Any], options: ApplyOptions) -> Job:
+    """Opens the model, asks the factory, and lays the output out.
+
+    Headers are read, weights are not; torch is not imported for checkpoints on disk.
+
+    Args:
+        model: A checkpoint on disk, or Python that builds a model.
+        factory: Its name, or the function.
+        options: What is asked for.
+
+    Raises:
+        CheckpointError: The source is missing, truncated or malformed.
+        UsageError: A wanted engine does not load the result, or there is no such layout.
+        ConfigError: The plan cannot be stored; the message names the slots.
+    """
+    if options.layout not in LAYOUTS:
+        raise UnknownNameError("layout", options.layout, LAYOUTS)
+    layout = LAYOUTS[options.layout]
+    source, inventory = _open(model)
+    plan = build_plan(inventory, _factory(factory))
+    selection = select(plan, source, _select_options(options, layout))
+    _check_layout(selection, layout)
+    found = verdicts(layout.name, selection, source)
+    check_engines(options.engines, found)
+    shards = plan_shards(source, selection, layout)
+    units = tuple(plan_units(source, selection, shards))
+    return Job(source, plan, selection, layout, options, shards, units, found)
+
+
+def _open(model: str) -> tuple[Source, Inventory]:
+    path = Path(model)
+    if path.is_dir() or path.suffix == ".safetensors":
+        source = open_source(path, model)
+        stored = {n: t.stored for n, t in source.tensors.items() if t.stored is not None}
+        return source, walk_tensors(stored, model)
+    from qrole.checkpoint.model_source import source_of_module
+    from qrole.emitters import walk
+    from qrole.loading import load_model
+
+    loaded = load_model(model, weights=True)
+    assert loaded.module is not None, "a Python model has a module"
+    return source_of_module(loaded.module, model), walk(loaded)
+
+
+def _factory(factory: str | Factory | Callable[..., Any]) -> Factory:
+    if isinstance(factory, Factory):
+        return factory
+    return load_factory(factory) if isinstance(factory, str) else Factory.of(factory)
+
+
+def _select_options(options: ApplyOptions, layout: Layout) -> SelectOptions:
+    return SelectOptions(
+        fp8=options.fp8,
+        weight_only=options.weight_only,
+        on_shape=options.on_shape,
+        quantize_head=options.quantize_head,
+        fusions=options.fusions,
+        block_rows=layout.block_rows,
+    )
+
+
+def _check_layout(selection: Selection, layout: Layout) -> None:
+    """Refuses schemes that the layout cannot hold, naming the slots."""
+    schemes = selection.schemes()
+    for name, layers in schemes.items():
+        if name not in layout.schemes:
+            raise ConfigError(
+                f"the layout {layout.name} has no {name}: slots "
+                + ", ".join(layer.slot for layer in layers[:6]),
+                expected=f"schemes among {', '.join(sorted(layout.schemes))}",
+                hint="choose another --layout, or give these slots another format",
+            )
+    if layout.single_scheme and len(schemes) > 1:
+        raise UsageError(
+            f"the plan mixes {', '.join(schemes)}, and {layout.name} holds one scheme",
+            expected="one format for all quantized weights",
+            hint="choose the layout compressed-tensors, which holds mixes",
+        )

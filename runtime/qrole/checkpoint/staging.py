@@ -1,0 +1,148 @@
+"""The hidden folder in which an output grows, and the moment at which it becomes visible.
+
+Beside the output `DIR` stands `.DIR.qrole/`: `out/` becomes `DIR` by one rename when everything in
+it is complete; `journal-*.jsonl` say what is done; `lock` is held by the running job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from qrole.checkpoint.journal import Journal, read_journals
+from qrole.errors import CheckpointError, OutputExistsError
+
+__all__ = ["Staging", "check_output", "writing"]
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Maps what the system refuses to CheckpointError, and says what to do about it."""
+    try:
+        yield
+    except OSError as error:
+        hints = {
+            errno.ENOSPC: "free some space and run again; what is done is kept",
+            errno.EDQUOT: "free some of your quota and run again; what is done is kept",
+            errno.EFBIG: "raise the limit on file sizes (ulimit -f) and run again",
+            errno.EACCES: "choose another output, or change its permissions",
+            errno.EPERM: "choose another output, or change its permissions",
+            errno.EROFS: "choose an output on a writable file system",
+        }
+        raise CheckpointError(
+            f"{error.filename or path} cannot be written: {error.strerror or error}",
+            expected="a writable output with room for the checkpoint",
+            hint=hints.get(error.errno or 0, "check the disk, then run again"),
+        ) from error
+
+
+def check_output(final: Path, source: Path | None, force: bool) -> None:
+    """Refuses outputs that exist, and those that are the source.
+
+    Raises:
+        OutputExistsError: Something is there; nothing was touched.
+    """
+    if source is not None and final.resolve() == source.resolve():
+        raise OutputExistsError(
+            f"{final} is the source itself",
+            expected="an output beside the source",
+            hint="choose another directory with -o",
+        )
+    if final.is_dir() and not any(final.iterdir()):
+        return
+    if final.is_symlink() or (final.exists() and not (force and final.is_dir())):
+        raise OutputExistsError(
+            f"{final} exists",
+            expected="a directory that does not exist yet",
+            hint="choose another one, or replace it with --force"
+            if final.is_dir()
+            else "choose another one",
+        )
+
+
+class Staging:
+    """The work folder of one output.
+
+    Attributes:
+        final: Where the output appears.
+        work: The hidden folder.
+        out: The output as it grows.
+    """
+
+    def __init__(self, final: Path) -> None:
+        self.final = final
+        self.work = final.parent / f".{final.name}.qrole"
+        self.out = self.work / "out"
+        self._lock: int | None = None
+
+    def lock(self) -> None:
+        """Makes the folder and takes its lock.
+
+        Raises:
+            OutputExistsError: Another run holds it.
+            CheckpointError: The folder cannot be made.
+        """
+        with writing(self.work):
+            self.out.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.work / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A run that has just published removes the folder and this file with it.
+            held = os.path.samestat(os.fstat(self._lock), (self.work / "lock").stat())
+        except OSError:
+            held = False
+        if not held:
+            self.release()
+            raise OutputExistsError(
+                f"another run is writing {self.final}",
+                expected="one run per output",
+                hint="wait for it, or choose another output",
+            )
+
+    def resume(self, identity: str) -> tuple[dict[str, dict[str, float]], bool]:
+        """What an earlier run of the same job has done; clears what another job left.
+
+        Returns:
+            Amaxes by finished unit, and whether another job's remains were dropped.
+        """
+        done = read_journals(self.work, identity)
+        if done is not None:
+            return done, False
+        with writing(self.work):
+            for journal in self.work.glob("journal-*.jsonl"):
+                journal.unlink()
+            shutil.rmtree(self.out)
+            self.out.mkdir()
+        return {}, True
+
+    def journal(self, identity: str, rank: int = 0) -> Journal:
+        """This process's journal."""
+        with writing(self.work):
+            return Journal(self.work / f"journal-{rank}.jsonl", identity)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Writes a document of the output."""
+        path = self.out / name
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+    def publish(self) -> None:
+        """Gives the output its name; the last thing that a run does."""
+        with writing(self.final):
+            if self.final.exists() and any(self.final.iterdir()):
+                shutil.rmtree(self.work / "replaced", ignore_errors=True)
+                self.final.rename(self.work / "replaced")
+            self.out.rename(self.final)
+            shutil.rmtree(self.work)
+
+    def release(self) -> None:
+        """Lets go of the lock; an unfinished output stays for the next run."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

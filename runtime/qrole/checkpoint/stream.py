@@ -1,0 +1,208 @@
+"""Doing the work: units encoded or copied to their places, by any number of threads.
+
+The bytes of a unit depend on nothing but the source and the plan, so who does it, and when, does
+not matter. A finished unit is journaled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from qrole.checkpoint.copying import copy_range
+from qrole.checkpoint.encode import Workspace, decoded, encode, weight_amax
+from qrole.checkpoint.journal import Journal
+from qrole.checkpoint.layers import Layer
+from qrole.checkpoint.layouts import Content, Layout
+from qrole.checkpoint.scalars import fp8_scale, global_divisor, global_multiplier, reciprocal
+from qrole.checkpoint.shards import Place, Shard
+from qrole.checkpoint.source import Source
+from qrole.checkpoint.staging import writing
+from qrole.checkpoint.units import Unit
+
+__all__ = ["Writer", "create_files", "run_units"]
+
+
+def create_files(shards: tuple[Shard, ...], directory: Path) -> None:
+    """Makes the output's files with their size and header; keeps the content of existing ones."""
+    for shard in shards:
+        path = directory / shard.name
+        with writing(path):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                os.ftruncate(fd, shard.nbytes)
+                os.pwrite(fd, shard.header, 0)
+            finally:
+                os.close(fd)
+
+
+class Writer:
+    """Writes the units of one process into files that exist.
+
+    Args:
+        source: What is read.
+        shards: The files.
+        layout: How layers are stored.
+        directory: Where the files are.
+        input_amax: Calibrated amax of the inputs of static layers, by module.
+        journal: Where finished units are recorded.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        shards: tuple[Shard, ...],
+        layout: Layout,
+        directory: Path,
+        input_amax: Mapping[str, float],
+        journal: Journal,
+    ) -> None:
+        self.source = source
+        self.layout = layout
+        self.directory = directory
+        self.input_amax = input_amax
+        self.journal = journal
+        self._places = {p.tensor.name: p for shard in shards for p in shard.places}
+        self._files = {s.name: os.open(directory / s.name, os.O_RDWR) for s in shards}
+        self._local = threading.local()
+
+    def do(self, unit: Unit) -> dict[str, float]:
+        """Writes one unit and records it; returns the amax of each of its layers.
+
+        Raises:
+            CheckpointError: The source has changed or holds what is not finite, or the output
+                cannot be written.
+        """
+        work = self._workspace()
+        amaxes = {layer.module: weight_amax(self.source, layer, work) for layer in unit.layers}
+        shared = max(amaxes.values(), default=0.0)
+        for layer in unit.layers:
+            own = shared if layer.scheme.stored.shared else amaxes[layer.module]
+            self._layer(layer, own, work)
+        for place in unit.copies:
+            self._carry_over(place, work)
+        for path in self._read_by(unit):
+            self.source.files[path].check()
+        with writing(self.directory):
+            self.journal.done(unit.key, amaxes)
+        return amaxes
+
+    def close(self) -> None:
+        """Closes the files."""
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+    def _workspace(self) -> Workspace:
+        if not hasattr(self._local, "work"):
+            self._local.work = Workspace()
+        work: Workspace = self._local.work
+        return work
+
+    def _layer(self, layer: Layer, amax: float, work: Workspace) -> None:
+        places = {p.content: self._places[p.name] for p in self.layout.parts(layer)}
+        data, scale = places.pop(Content.DATA), places.pop(Content.SCALE, None)
+        done_data = done_scale = 0
+        for chunk in encode(self.source, layer, amax, work):
+            self._write(data, done_data, chunk.data)
+            done_data += len(chunk.data)
+            if scale is not None:
+                self._write(scale, done_scale, chunk.scale)
+                done_scale += len(chunk.scale)
+        assert done_data == data.tensor.nbytes, "every code was written"
+        for content, place in places.items():
+            value = number(content, layer, amax, self.input_amax.get(layer.module, 0.0))
+            self._write(place, 0, memoryview(struct.pack("<f", value)))
+
+    def _carry_over(self, place: Place, work: Workspace) -> None:
+        tensor = self.source.tensors[place.tensor.source]
+        if tensor.memory is not None:
+            held = (ctypes.c_char * tensor.nbytes).from_address(tensor.memory.data_ptr())
+            self._write(place, 0, memoryview(held).cast("B"))
+        elif tensor.scale is not None:
+            done = 0
+            for portion in decoded(self.source, tensor, "bf16", work):
+                self._write(place, done, portion)
+                done += len(portion)
+        else:
+            assert tensor.stored is not None
+            file = self.source.mapped(tensor.stored.file)
+            target = self._files[place.shard]
+            with writing(self.directory / place.shard):
+                copy_range(file.fd, tensor.stored.start, target, place.start, tensor.nbytes)
+
+    def _write(self, place: Place, at: int, content: memoryview) -> None:
+        fd, start = self._files[place.shard], place.start + at
+        with writing(self.directory / place.shard):
+            while content:
+                written = os.pwrite(fd, content, start)
+                content, start = content[written:], start + written
+
+    def _read_by(self, unit: Unit) -> set[Path]:
+        names = [layer.tensor for layer in unit.layers]
+        names += [place.tensor.source for place in unit.copies]
+        files = (self.source.tensors[name].file for name in names)
+        return {file for file in files if file is not None}
+
+
+def number(content: Content, layer: Layer, weight_amax: float, input_amax: float) -> float:
+    """The value of a part that is one number."""
+    fmt, nvfp4 = layer.weight, layer.weight.encoding == "nvfp4"
+    if content is Content.WEIGHT_DIVISOR:
+        return global_divisor(weight_amax, fmt.e4m3_max)
+    if content is Content.INPUT_DIVISOR:
+        return global_divisor(input_amax)
+    if content is Content.WEIGHT_MULTIPLIER:
+        if nvfp4:
+            return global_multiplier(weight_amax, fmt.e4m3_max)
+        scale = fp8_scale(weight_amax, power_of_two=fmt.power_of_two, epsilon=fmt.epsilon)
+        return reciprocal(scale)
+    assert content is Content.INPUT_MULTIPLIER
+    return global_multiplier(input_amax) if nvfp4 else reciprocal(fp8_scale(input_amax))
+
+
+def run_units(
+    units: Iterator[Unit],
+    do: Callable[[Unit], object],
+    workers: int,
+    stop: threading.Event,
+) -> None:
+    """Lets `workers` threads take units until there are none, or one fails.
+
+    Args:
+        units: Taken one at a time; may be shared with other processes.
+        do: Does a unit.
+        workers: Number of threads.
+        stop: Ends the work early when set, and is set by a failure.
+
+    Raises:
+        BaseException: What the first failing unit raised, or KeyboardInterrupt; each worker has
+            finished the unit it was at.
+    """
+    lock = threading.Lock()
+
+    def work() -> None:
+        while not stop.is_set():
+            with lock:
+                unit = next(units, None)
+            if unit is None:
+                return
+            try:
+                do(unit)
+            except BaseException:
+                stop.set()
+                raise
+
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(work) for _ in range(workers)]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            stop.set()
+            raise
