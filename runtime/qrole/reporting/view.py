@@ -82,7 +82,7 @@ class View:
         return asdict(self)
 
 
-def build_view(payloads: Iterable[tuple[str, dict[str, Any]]]) -> View:
+def build_view(payloads: Iterable[tuple[str, Any]]) -> View:
     """Puts the JSON of several commands together.
 
     Args:
