@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from qrole.roles import Usage
+    from qrole_kernels.operand import Operand
 
 __all__ = ["OperandFormat", "Quantizer"]
 
@@ -42,6 +43,8 @@ class OperandFormat:
         e4m3_max: Largest block scale, 448 or 256 (NVFP4); 0 elsewhere.
         scale_rule: Rounding of the MXFP4 scale: `rceil`, `floor` or `even`; `""` elsewhere.
         delayed: The scale comes from earlier steps (FP8 delayed scaling).
+        reference: Made by one of TransformerEngine's Python references, which multiply with each
+            other only.
     """
 
     family: str
@@ -56,6 +59,7 @@ class OperandFormat:
     e4m3_max: int = 0
     scale_rule: str = ""
     delayed: bool = False
+    reference: bool = False
 
     @property
     def label(self) -> str:
@@ -104,8 +108,9 @@ class Quantizer:
     Shapes that a format's hardware refuses (sizes that are no multiple of the block) are
     quantized all the same, missing elements counting as zero; `qrole audit` reports them.
 
-    qrole's own classes override `encode` and `decode`. A class written for TransformerEngine
-    overrides `quantize_impl` and is called through it; its format is `custom`.
+    qrole's own classes override `encode`, `decode` and `operand`. A class written for
+    TransformerEngine overrides `quantize` or `quantize_impl`; its format is `custom` and products
+    of its data are left to its own `qgemm`.
 
     Attributes:
         rowwise_usage: `quantize` makes row-wise data.
@@ -184,17 +189,12 @@ class Quantizer:
         """
         raise _unwritten(self, "decode")
 
-    def gemm_matrix(
-        self, data: Representation, usage: Usage, shape: tuple[int, int]
-    ) -> torch.Tensor:
-        """A representation as a GEMM reads it: fp32, its columns being what the GEMM sums over.
+    def operand(self, data: Representation, usage: Usage, shape: tuple[int, int]) -> Operand:
+        """A representation as a GEMM reads it, the dimension that is summed over last.
 
         Row-wise (M, K); column-wise (K, M), still transformed where the format transforms it.
         """
-        import torch
-
-        matrix = self.decode(data, usage, shape, torch.float32)
-        return matrix if usage == "rowwise" else matrix.t()
+        raise _unwritten(self, "operand")
 
     def quantize_impl(self, tensor: torch.Tensor) -> Any:
         """What a quantizer class written for TransformerEngine overrides."""
@@ -329,7 +329,7 @@ def _unwritten(quantizer: Quantizer, method: str) -> OperandError:
     name = type(quantizer).__name__
     return OperandError(
         f"the quantizer class {name} has no method {method}",
-        expected="encode and decode, or quantize_impl as TransformerEngine calls it",
+        expected="encode, decode and operand, or quantize_impl as TransformerEngine calls it",
         hint=f"write {method} for {name}",
     )
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
+    from qrole_kernels.operand import Operand
+
 __all__ = ["Float8CurrentScalingQuantizer", "Float8Quantizer"]
 
 _FLOAT32_MAX = float.fromhex("0x1.fffffep+127")
@@ -58,6 +60,12 @@ class _PerTensor(Quantizer):
         assert data.scale_inv is not None, "FP8 data has a scale"
         codes_MK = data.data if usage is Usage.ROWWISE else data.data.t()
         return ops.dequantize_fp8(codes_MK, data.scale_inv, self.element, dtype)
+
+    @override
+    def operand(self, data: Representation, usage: Usage, shape: tuple[int, int]) -> Operand:
+        from qrole_kernels.operand import Operand
+
+        return Operand("fp8_tensor", data.data, data.scale_inv, element=self.element)
 
 
 class Float8CurrentScalingQuantizer(_PerTensor):

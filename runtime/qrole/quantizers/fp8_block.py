@@ -15,6 +15,8 @@ from qrole.roles import Usage
 if TYPE_CHECKING:
     import torch
 
+    from qrole_kernels.operand import Operand
+
 __all__ = ["Float8BlockQuantizer"]
 
 _BLOCK = 128
@@ -137,3 +139,10 @@ class Float8BlockQuantizer(Quantizer):
             data.data, data.scale_inv, self.element, self._block_rows, dtype
         )
         return matrix if usage is Usage.ROWWISE else matrix.t()
+
+    @override
+    def operand(self, data: Representation, usage: Usage, shape: tuple[int, int]) -> Operand:
+        from qrole_kernels.operand import Operand
+
+        name = f"fp8_block_{self.block_scaling_dim}d"
+        return Operand(name, data.data, data.scale_inv, element=self.element)

@@ -14,6 +14,8 @@ from qrole.roles import QuantizerRequest, Usage
 if TYPE_CHECKING:
     import torch
 
+    from qrole_kernels.operand import Operand
+
 __all__ = ["HybridQuantizer"]
 
 _SOURCES = ("original", "rowwise_dequantized")
@@ -122,10 +124,8 @@ class HybridQuantizer(Quantizer):
         return self._side(usage).decode(data, usage, shape, dtype)
 
     @override
-    def gemm_matrix(
-        self, data: Representation, usage: Usage, shape: tuple[int, int]
-    ) -> torch.Tensor:
-        return self._side(usage).gemm_matrix(data, usage, shape)
+    def operand(self, data: Representation, usage: Usage, shape: tuple[int, int]) -> Operand:
+        return self._side(usage).operand(data, usage, shape)
 
     def _side(self, usage: Usage) -> Quantizer:
         return self.rowwise_quantizer if usage is Usage.ROWWISE else self.columnwise_quantizer

@@ -13,6 +13,8 @@ from qrole.roles import Usage
 if TYPE_CHECKING:
     import torch
 
+    from qrole_kernels.operand import Operand
+
 __all__ = ["IdentityQuantizer"]
 
 
@@ -65,3 +67,9 @@ class IdentityQuantizer(Quantizer):
         self, data: Representation, usage: Usage, shape: tuple[int, int], dtype: torch.dtype
     ) -> torch.Tensor:
         return data.data.to(dtype)
+
+    @override
+    def operand(self, data: Representation, usage: Usage, shape: tuple[int, int]) -> Operand:
+        from qrole_kernels.operand import Operand
+
+        return Operand("high_precision", data.data if usage is Usage.ROWWISE else data.data.t())

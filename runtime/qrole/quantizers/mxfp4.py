@@ -14,6 +14,8 @@ from qrole.roles import Usage
 if TYPE_CHECKING:
     import torch
 
+    from qrole_kernels.operand import Operand
+
 __all__ = ["MXFP4Quantizer"]
 
 _RULES = ("rceil", "floor", "even")
@@ -85,3 +87,10 @@ class MXFP4Quantizer(Quantizer):
         rows, columns = shape
         matrix = ops.dequantize_mxfp4(data.data, data.scale_inv, dtype)
         return matrix[:, :columns] if usage is Usage.ROWWISE else matrix[:, :rows].t()
+
+    @override
+    def operand(self, data: Representation, usage: Usage, shape: tuple[int, int]) -> Operand:
+        from qrole_kernels.operand import Operand
+
+        columns = shape[1] if usage is Usage.ROWWISE else shape[0]
+        return Operand("mxfp4", data.data, data.scale_inv, columns=columns)

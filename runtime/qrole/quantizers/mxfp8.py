@@ -14,6 +14,8 @@ from qrole.roles import Usage
 if TYPE_CHECKING:
     import torch
 
+    from qrole_kernels.operand import Operand
+
 __all__ = ["MXFP8Quantizer"]
 
 _BLOCK = 32
@@ -117,3 +119,13 @@ class MXFP8Quantizer(Quantizer):
         assert data.scale_inv is not None, "blocks have scales"
         rows, columns = (1, _BLOCK) if usage is Usage.ROWWISE else (_BLOCK, 1)
         return ops.dequantize_mxfp8(data.data, data.scale_inv, self.element, rows, columns, dtype)
+
+    @override
+    def operand(self, data: Representation, usage: Usage, shape: tuple[int, int]) -> Operand:
+        from qrole_kernels.operand import Operand
+
+        codes, scales = data.data, data.scale_inv
+        if usage is Usage.COLUMNWISE:
+            assert scales is not None, "blocks have scales"
+            codes, scales = codes.t(), scales.t()
+        return Operand("mxfp8", codes, scales, element=self.element)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
+    from qrole_kernels.operand import Operand
+
 __all__ = ["NVFP4Quantizer"]
 
 _BLOCK = 16
@@ -272,13 +274,19 @@ class NVFP4Quantizer(Quantizer):
         )
 
     @override
-    def gemm_matrix(
-        self, data: Representation, usage: Usage, shape: tuple[int, int]
-    ) -> torch.Tensor:
-        """Columns that pad an odd or a transformed dimension stay; they add nothing to a product."""
-        import torch
+    def operand(self, data: Representation, usage: Usage, shape: tuple[int, int]) -> Operand:
+        from qrole_kernels.operand import Operand
 
-        return self._dequantize(data, torch.float32)
+        columns = shape[1] if usage is Usage.ROWWISE else shape[0]
+        padded = usage is Usage.COLUMNWISE and self.with_rht
+        return Operand(
+            "nvfp4",
+            data.data,
+            data.scale_inv,
+            data.amax,
+            e4m3_max=self.nvfp4_e4m3_max,
+            columns=None if padded else columns,
+        )
 
     def _rotated_back(self, y_KM: torch.Tensor) -> torch.Tensor:
         """Undoes the transform in fp32; its matrix is orthogonal."""

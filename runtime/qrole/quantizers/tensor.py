@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from qrole.quantizers.base import OperandFormat, Quantizer
 
-__all__ = ["QuantizedTensor", "Representation"]
+__all__ = ["QuantizedTensor", "QuantizedTensorStorage", "Representation"]
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,16 @@ class Representation:
     amax: torch.Tensor | None = None
 
 
+class QuantizedTensorStorage:
+    """Base of everything that a quantizer makes.
+
+    A quantizer class written for TransformerEngine derives its own data from this, with the
+    attributes that `qrole.custom_gemm` names.
+    """
+
+
 @dataclass(eq=False)
-class QuantizedTensor:
+class QuantizedTensor(QuantizedTensorStorage):
     """What a quantizer makes of a tensor.
 
     Invariants: at least one representation is there; both stand for the same tensor.
