@@ -1,0 +1,224 @@
+"""Attention whose tensors are quantized: QKV, S and O forward, dO, dP and dQKV backward.
+
+Arithmetic is fp32 between the quantizations, as in a fused kernel. Query, key and value share one
+quantization where the format has one scale per tensor. Where it has blocks (MXFP8), every product
+reads the representation whose blocks run along the dimension that it sums over, and S and dP are
+left alone: the kernel keeps them to itself.
+
+=======  =====================  ======================  ==================================
+slot     tensor                 quantized               read by
+=======  =====================  ======================  ==================================
+qkv      query, key, value      before the products     `q k^T`, `s v`, and their gradients
+s        attention weights      after dropout           `s v`, gradient of v
+o        output                 at the end              the next module
+do       gradient of output     at the beginning        gradients of s and v
+dp       gradient of logits     after the softmax's     gradients of q and k
+dqkv     gradients of q, k, v   at the end              the previous module
+=======  =====================  ======================  ==================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from qrole.errors import OperandError
+from qrole.modules.attention.core import masked_softmax
+from qrole.modules.fake_quantize import fake_quantize
+from qrole.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer
+from qrole.quantizers.base import Quantizer
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["BACKWARD_INDEX", "FORWARD_INDEX", "AttentionQuantizers", "attend_quantized"]
+
+#: Slots that are read, of the nine forward and six backward ones.
+FORWARD_INDEX: dict[str, int] = {"qkv": 2, "o": 3, "s": 8}
+BACKWARD_INDEX: dict[str, int] = {"dqkv": 0, "do": 3, "dp": 5}
+
+_ALLOWED = (Float8Quantizer, Float8CurrentScalingQuantizer, MXFP8Quantizer)
+_TE_NAMES = {"qkv": "QKV", "o": "O", "s": "S", "dqkv": "dQKV", "do": "dO", "dp": "dP"}
+
+
+@dataclass(frozen=True)
+class AttentionQuantizers:
+    """The quantizers of one attention; `s` and `dp` are None under MXFP8."""
+
+    qkv: Quantizer
+    o: Quantizer
+    s: Quantizer | None
+    dqkv: Quantizer
+    do: Quantizer
+    dp: Quantizer | None
+
+    @classmethod
+    def of(cls, quantizers: Mapping[str, Sequence[Any]]) -> AttentionQuantizers:
+        """From the slots `scaling_fwd` and `scaling_bwd`.
+
+        Raises:
+            OperandError: One is of a format that FP8 attention cannot use.
+        """
+        forward, backward = quantizers["scaling_fwd"], quantizers["scaling_bwd"]
+        found = {name: forward[i] for name, i in FORWARD_INDEX.items()}
+        found |= {name: backward[i] for name, i in BACKWARD_INDEX.items()}
+        if isinstance(found["qkv"], MXFP8Quantizer):
+            found["s"] = found["dp"] = None
+        for name in (field.name for field in fields(cls)):
+            _check_format(name, found[name])
+        return cls(**found)
+
+    @property
+    def blocked(self) -> bool:
+        """Row-wise and column-wise data differ (MXFP8)."""
+        return isinstance(self.qkv, MXFP8Quantizer)
+
+
+def _check_format(name: str, quantizer: object) -> None:
+    if quantizer is None or isinstance(quantizer, _ALLOWED):
+        return
+    raise OperandError(
+        "FP8 attention requires FP8-compatible quantizers for all DPA tensor slots, but "
+        f"{_TE_NAMES[name]} quantizer is {type(quantizer).__name__}",
+        expected="Float8Quantizer (delayed scaling), Float8CurrentScalingQuantizer or "
+        "MXFP8Quantizer",
+        hint="return one of them for every role of module_type 'dpa' and for the boundary roles of "
+        "attention, or switch fp8_dpa off",
+    )
+
+
+class _Pair(NamedTuple):
+    """One tensor as its row-wise and its column-wise data stand for it, in fp32."""
+
+    row: Tensor
+    col: Tensor
+
+
+def _pair(x: Tensor, quantizer: Quantizer) -> _Pair:
+    quantizer.set_usage(rowwise=True, columnwise=True)
+    quantized = quantizer(x.contiguous())
+    return _Pair(
+        quantized.dequantize(torch.float32, "rowwise"),
+        quantized.dequantize(torch.float32, "columnwise"),
+    )
+
+
+def _together(tensors: Sequence[Tensor], quantizer: Quantizer) -> list[_Pair]:
+    """Each tensor quantized; all of them at once where the format has one scale per tensor."""
+    if isinstance(quantizer, MXFP8Quantizer):
+        return [_pair(x, quantizer) for x in tensors]
+    flat = torch.cat([x.reshape(1, -1) for x in tensors], dim=1)
+    quantizer.set_usage(rowwise=True, columnwise=False)
+    values = quantizer(flat).dequantize(torch.float32, "rowwise")
+    parts = values.split([x.numel() for x in tensors], dim=1)
+    return [
+        _Pair(part.view(x.shape), part.view(x.shape))
+        for part, x in zip(parts, tensors, strict=True)
+    ]
+
+
+class _QuantizeQKV(torch.autograd.Function):
+    """(q, k, v) to their row-wise and column-wise values; gradients quantized together.
+
+    The gradient of a tensor's forward values is the tensor's: `q.row`, `k.row`, `v.col`.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        quantizer: Quantizer | None,
+        grad_quantizer: Quantizer | None,
+    ) -> tuple[Tensor, ...]:
+        ctx.quantizer, ctx.dtype = grad_quantizer, q.dtype
+        if quantizer is None:
+            qp, kp, vp = (_Pair(x.float(), x.float()) for x in (q, k, v))
+        else:
+            qp, kp, vp = _together((q, k, v), quantizer)
+        rest = (qp.col.detach(), kp.col.detach(), vp.row.detach())
+        ctx.mark_non_differentiable(*rest)
+        return (qp.row, kp.row, vp.col.clone(), *rest)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        given = [grad.to(ctx.dtype) for grad in grads[:3]]
+        if ctx.quantizer is not None:
+            given = [pair.row.to(ctx.dtype) for pair in _together(given, ctx.quantizer)]
+        return (*given, None, None)
+
+
+class _Product(torch.autograd.Function):
+    """`a @ b` whose gradients read other representations of `a` and `b` than the product does."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, a: Tensor, b: Tensor, a_saved: Tensor, b_saved: Tensor, grad: Quantizer | None
+    ) -> Tensor:
+        ctx.save_for_backward(a_saved, b_saved)
+        ctx.quantizer = grad
+        return torch.matmul(a, b)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        pair = _Pair(grad, grad) if ctx.quantizer is None else _pair(grad, ctx.quantizer)
+        return torch.matmul(pair.row, b.mT), torch.matmul(a.mT, pair.col), None, None, None
+
+
+def attend_quantized(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    quantizers: AttentionQuantizers,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    dropout: float = 0.0,
+    sink: Tensor | None = None,
+    quantize_qkv: bool = True,
+    quantize_dqkv: bool = True,
+) -> Tensor:
+    """As `core.attend`, quantized up to but not including O, and dO where it has no blocks.
+
+    Args:
+        q: (B, H, Q, D).
+        k: (B, G, K, D) with G dividing H.
+        v: (B, G, K, Dv).
+        quantizers: Of the six slots.
+        scale: Of the scores.
+        mask: True where a position takes no part.
+        bias: Added to the scaled scores.
+        dropout: Probability of dropping an attention weight.
+        sink: Logit per head that joins every row's softmax.
+        quantize_qkv: False where q, k and v are quantized already.
+        quantize_dqkv: False where the caller quantizes their gradients.
+
+    Returns:
+        (B, H, Q, Dv) in q's dtype.
+    """
+    rows = _QuantizeQKV.apply(  # type: ignore[no-untyped-call]
+        q,
+        k,
+        v,
+        quantizers.qkv if quantize_qkv else None,
+        quantizers.dqkv if quantize_dqkv else None,
+    )
+    groups = q.shape[1] // k.shape[1]
+    q_row, k_row, v_col, q_col, k_col, v_row = (
+        x if i in (0, 3) else x.repeat_interleave(groups, dim=1) for i, x in enumerate(rows)
+    )
+    logits = _Product.apply(q_row, k_row.mT, q_col, k_col.mT, None) * scale  # type: ignore[no-untyped-call]
+    logits = logits if bias is None else logits + bias
+    logits = fake_quantize(logits, None, quantizers.dp)
+    weights = F.dropout(masked_softmax(logits, mask, sink), dropout)
+    weights = fake_quantize(weights, quantizers.s)
+    grad_quantizer = quantizers.do if quantizers.blocked else None
+    out: Tensor = _Product.apply(weights, v_col, weights, v_row, grad_quantizer)  # type: ignore[no-untyped-call]
+    return out.to(q.dtype)
