@@ -110,6 +110,10 @@ def _model_class(transformers: Any, directory: Path, config: dict[str, Any]) -> 
 
 
 def _load_weights(cls: Any, directory: Path, trust_remote_code: bool) -> nn.Module:
+    from transformers.utils import logging
+
+    # Its bar would run beside qrole's own, on terminals and in logs alike.
+    logging.disable_progress_bar()
     try:
         module, info = cls.from_pretrained(
             directory,

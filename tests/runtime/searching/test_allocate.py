@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qrole.errors import NothingMatchedError
-from qrole.search.allocate import Offer, front, under_size
+from qrole.searching.allocate import Offer, front, under_size
 
 _SIZES = st.integers(1, 40)
 _ERRORS = st.integers(0, 40).map(float)

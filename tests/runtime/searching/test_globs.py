@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qrole.search.globs import cover
+from qrole.searching.globs import cover
 
 _PATHS = [f"layers.{i}.{m}" for i in range(4) for m in ("attn.q", "attn.o", "mlp.up", "mlp.down")]
 
