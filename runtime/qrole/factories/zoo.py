@@ -25,6 +25,7 @@ __all__ = [
     "nvfp4_1d_weight_factory",
     "nvfp4_linear_fp8_dpa_factory",
     "nvfp4_linear_mxfp8_dpa_factory",
+    "nvfp4_linear_mxfp8_grouped_linear_factory",
     "nvfp4_row_scaled_fwd_high_precision_bwd_factory",
     "nvfp4_row_scaled_fwd_mxfp8_bwd_factory",
 ]
@@ -134,5 +135,12 @@ def nvfp4_linear_mxfp8_dpa_factory(role: QuantizerRole | None) -> Quantizer:
     """NVFP4 linear layers and MXFP8 attention."""
     attention = role is not None and role.module_type == "dpa"
     if attention or _boundary_hint(role):
+        return mxfp8_factory(role)
+    return nvfp4_factory(role)
+
+
+def nvfp4_linear_mxfp8_grouped_linear_factory(role: QuantizerRole | None) -> Quantizer:
+    """MXFP8 experts, NVFP4 for everything else."""
+    if role is not None and role.module_type == "grouped_linear":
         return mxfp8_factory(role)
     return nvfp4_factory(role)

@@ -8,7 +8,7 @@ from qrole.quantizers.identity import IdentityQuantizer
 from qrole.quantizers.mxfp4 import MXFP4Quantizer
 from qrole.quantizers.mxfp8 import MXFP8Quantizer
 from qrole.quantizers.nvfp4 import NVFP4Quantizer
-from qrole.quantizers.tensor import QuantizedTensor, Representation
+from qrole.quantizers.tensor import QuantizedTensor, QuantizedTensorStorage, Representation
 
 __all__ = [
     "Float8BlockQuantizer",
@@ -21,6 +21,7 @@ __all__ = [
     "NVFP4Quantizer",
     "OperandFormat",
     "QuantizedTensor",
+    "QuantizedTensorStorage",
     "Quantizer",
     "Representation",
 ]

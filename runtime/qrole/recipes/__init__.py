@@ -1,5 +1,6 @@
 """Recipes: which quantizers a whole training run uses, under TransformerEngine's names."""
 
+from qrole.recipes.alignment import get_align_size_for_quantization
 from qrole.recipes.base import Format, IgnoredSettingWarning, MMParams, QParams, Recipe
 from qrole.recipes.builtin import (
     DelayedScaling,
@@ -22,4 +23,5 @@ __all__ = [
     "NVFP4BlockScaling",
     "QParams",
     "Recipe",
+    "get_align_size_for_quantization",
 ]
