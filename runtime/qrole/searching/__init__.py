@@ -1,0 +1,1 @@
+"""Choosing formats under a budget."""
