@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from qrole_kernels.cpu.blocks import KeysOf, one_block, vectors, without_nan
-from qrole_kernels.cpu.groups import MATRIX, Place, Walk, matrix
+from qrole_kernels.cpu.blocks import KeysOf, one_block, without_nan
+from qrole_kernels.cpu.groups import MATRIX, Walk, matrix
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.simd import F32, PTR, Kernel, Value, maximum
-from qrole_kernels.cpu.source import SOURCES, VECTOR, Source
+from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR, Source
 
 STEPS = 4
 GROUP = STEPS * VECTOR
@@ -15,10 +15,9 @@ GROUP = STEPS * VECTOR
 @kernel(src=PTR, out=PTR, **MATRIX)
 def amax(k: Kernel, dtype: str) -> None:
     """One fp32 for the matrix."""
-    source = SOURCES[dtype]
     largest = k.variable(k.constant(F32, 0.0))
     with k.range(k["rows"]) as row:
-        largest.set(maximum(row_amax(k, source, row), largest.get()))
+        largest.set(maximum(row_amax(k, SOURCES[dtype], row), largest.get()))
     k.pointer("out").store(largest.get())
 
 
@@ -31,16 +30,14 @@ def amax_rows(k: Kernel, dtype: str) -> None:
 
 def row_amax(k: Kernel, source: Source, row: Value) -> Value:
     """The largest magnitude of a row (fp32 scalar)."""
+    walk = Walk(k, GROUP, [matrix(k, source.nbytes)], [])
 
     def compute(keys: KeysOf) -> Value:
         largest = [k.variable(k.constant(source.key_type, 0)) for _ in range(STEPS)]
-
-        def body(inputs: list[Place], _: list[Place]) -> None:
-            addresses = vectors(source, inputs[0].start, STEPS)
-            for variable, address in zip(largest, addresses, strict=True):
+        with walk.groups(row) as (src,):
+            for variable, address in zip(largest, source.vectors(src.start, STEPS), strict=True):
+                source.prefetch(address.at(AHEAD))
                 variable.set(maximum(variable.get(), keys(address)))
-
-        Walk(k, GROUP, [matrix(k, source.nbytes)], []).row(row, body)
         return one_block(source, [variable.get() for variable in largest])
 
-    return without_nan(k, source, compute).as_f32()
+    return without_nan(k, source, compute)

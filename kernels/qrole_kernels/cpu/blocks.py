@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from qrole_kernels.cpu.groups import Place
 from qrole_kernels.cpu.simd import I32, Kernel, Pointer, Value, lanes, maximum
-from qrole_kernels.cpu.source import F32_INF, VECTOR, Source
+from qrole_kernels.cpu.source import F32_INF, Source
 
 _WORDS = lanes(I32, 16)
 _EVEN, _ODD = range(0, 32, 2), range(1, 32, 2)
@@ -17,47 +17,35 @@ KeysOf = Callable[[Pointer], Value]
 def without_nan(k: Kernel, source: Source, compute: Callable[[KeysOf], Value]) -> Value:
     """`compute` from integer keys, where NaN is largest; again with NaN as 0 if one shows up.
 
-    `compute` returns fp32 bits (a scalar or lanes); so does this.
+    `compute` returns the bits of fp32 numbers; the result is these numbers.
     """
     bits = k.variable(compute(source.keys))
-    found = bits.get() > F32_INF
-    with k.when(found if found.count == 1 else found.any(), rare=True):
+    with k.when((bits.get() > F32_INF).any(), rare=True):
         bits.set(compute(source.keys_without_nan))
-    return bits.get()
+    return bits.get().as_f32()
 
 
-def vectors(source: Source, start: Pointer, count: int) -> list[Pointer]:
-    """The addresses of `count` neighbouring steps of 32 elements."""
-    return [start.at(i * VECTOR * source.nbytes) for i in range(count)]
+def block_amax(k: Kernel, source: Source, src: Place, steps: int, lines: Value | None) -> Value:
+    """Maxima of the 16 blocks that `steps` neighbouring vectors hold (16 x fp32).
 
-
-def row_block_amax(k: Kernel, source: Source, src: Place, steps: int) -> Value:
-    """Maxima of the 16 blocks that lie in `steps` neighbouring vectors of one row (16 x fp32)."""
-    addresses = vectors(source, src.start, steps)
+    The blocks are `lines` rows high; None: one row.
+    """
 
     def compute(keys: KeysOf) -> Value:
-        return sixteen_blocks(source, [keys(address) for address in addresses])
-
-    return without_nan(k, source, compute).as_f32()
-
-
-def tile_block_amax(k: Kernel, source: Source, src: Place, lines: Value, steps: int) -> Value:
-    """The same over the height of a tile."""
-
-    def compute(keys: KeysOf) -> Value:
+        if lines is None:
+            return sixteen_blocks(source, [keys(a) for a in source.vectors(src.start, steps)])
         return sixteen_blocks(source, column_keys(k, source, src, lines, steps, keys))
 
-    return without_nan(k, source, compute).as_f32()
+    return without_nan(k, source, compute)
 
 
 def column_keys(
     k: Kernel, source: Source, src: Place, lines: Value, steps: int, keys: KeysOf
 ) -> list[Value]:
     """The largest keys down the columns of a tile that is `steps` vectors wide."""
-    zero = k.constant(source.key_type, 0)
-    largest = [k.variable(zero) for _ in range(steps)]
+    largest = [k.variable(k.constant(source.key_type, 0)) for _ in range(steps)]
     with k.range(lines) as i:
-        addresses = vectors(source, src.line(i), steps)
+        addresses = source.vectors(src.line(i), steps)
         for variable, address in zip(largest, addresses, strict=True):
             variable.set(maximum(variable.get(), keys(address)))
     return [variable.get() for variable in largest]

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 
 from qrole_kernels.cpu.amax import row_amax
-from qrole_kernels.cpu.groups import COMPACT, MATRIX, Place, Walk, compact, matrix
+from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp8_codes
 from qrole_kernels.cpu.simd import F32, PTR, Kernel, Value, select
 from qrole_kernels.cpu.sink import SINKS, decode_fp8_pair
-from qrole_kernels.cpu.source import SOURCES, VECTOR, Source
+from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR, Source
 from qrole_kernels.formats import ElementFormat, fp8_format
-
-GROUP = VECTOR
 
 
 @kernel(src=PTR, out=PTR, scale=F32, **MATRIX)
@@ -37,11 +35,10 @@ def quantize_fp8_rows(k: Kernel, dtype: str, element: str) -> None:
 def quantize_row(k: Kernel, source: Source, form: ElementFormat, row: Value, scale: Value) -> None:
     """Codes of one row under one scale."""
     factor = scale.splat(16)
-
-    def body(inputs: list[Place], outputs: list[Place]) -> None:
-        outputs[0].start.store(fp8_codes(source.pair(inputs[0].start), factor, form))
-
-    Walk(k, GROUP, [matrix(k, source.nbytes)], [compact(k, "out", 1, 1)]).row(row, body)
+    walk = Walk(k, VECTOR, [matrix(k, source.nbytes)], [compact(k, "out", 1, 1)])
+    with walk.groups(row) as (src, codes):
+        source.prefetch(src.start.at(AHEAD))
+        codes.start.store(fp8_codes(source.pair(src.start), factor, form))
 
 
 def fp8_scale(
@@ -61,29 +58,25 @@ def fp8_scale(
     return select(usable, scale, 1.0)
 
 
-@kernel(data=PTR, out=PTR, scale_inv=F32, **COMPACT)
+@kernel(data=PTR, scale_inv=F32, out=PTR, **COMPACT)
 def dequantize_fp8(k: Kernel, element: str, dtype: str) -> None:
     """One scale for all codes."""
-    factor = k["scale_inv"].splat(16)
     with k.range(k["rows"]) as row:
-        dequantize_row(k, element, dtype, row, factor)
+        dequantize_row(k, element, dtype, row, k["scale_inv"])
 
 
-@kernel(data=PTR, out=PTR, scale_inv=PTR, **COMPACT)
+@kernel(data=PTR, scale_inv=PTR, out=PTR, **COMPACT)
 def dequantize_fp8_rows(k: Kernel, element: str, dtype: str) -> None:
     """One scale per row."""
     with k.range(k["rows"]) as row:
-        factor = k.pointer("scale_inv").at(row * 4).load(F32).splat(16)
-        dequantize_row(k, element, dtype, row, factor)
+        dequantize_row(k, element, dtype, row, k.pointer("scale_inv").at(row * 4).load(F32))
 
 
-def dequantize_row(k: Kernel, element: str, dtype: str, row: Value, factor: Value) -> None:
-    """Values of one row under one scale (16 lanes)."""
+def dequantize_row(k: Kernel, element: str, dtype: str, row: Value, scale_inv: Value) -> None:
+    """Values of one row under one scale."""
     form, sink = fp8_format(element), SINKS[dtype]
-
-    def body(inputs: list[Place], outputs: list[Place]) -> None:
-        even, odd = decode_fp8_pair(inputs[0].start, form)
-        sink.store(outputs[0].start, even * factor, odd * factor)
-
-    data, out = compact(k, "data", 1, 1), compact(k, "out", 1, sink.nbytes)
-    Walk(k, GROUP, [data], [out]).row(row, body)
+    factor = scale_inv.splat(16)
+    walk = Walk(k, VECTOR, [compact(k, "data", 1, 1)], [compact(k, "out", 1, sink.nbytes)])
+    with walk.groups(row) as (data, out):
+        even, odd = decode_fp8_pair(data.start, form)
+        sink.store(out.start, even * factor, odd * factor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qrole_kernels.cpu.groups import COMPACT, Place, Walk, compact
+from qrole_kernels.cpu.groups import COMPACT, Walk, compact
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.simd import I32, PTR, Kernel, Value, lanes, select
 from qrole_kernels.cpu.sink import round_bf16
@@ -21,8 +21,10 @@ def hadamard16(k: Kernel) -> None:
     lane = k.vector(_WORDS, [i % 8 for i in range(16)])
     signs = [((mask >> (lane * 2 + parity)) << 31) for parity in (0, 1)]
 
-    def body(inputs: list[Place], outputs: list[Place]) -> None:
-        words = inputs[0].start.load(_WORDS)
+    walk = Walk(k, VECTOR, [compact(k, "src", 1, 2)], [compact(k, "out", 1, 2)])
+
+    with walk.rows() as row, walk.groups(row) as (src, out):
+        words = src.start.load(_WORDS)
         halves = words << 16, words & 0xFFFF0000
         even, odd = (
             (half ^ sign).as_f32() * 0.25 for half, sign in zip(halves, signs, strict=True)
@@ -31,15 +33,11 @@ def hadamard16(k: Kernel) -> None:
         for stride in (1, 2, 4):
             even, odd = _butterfly(k, even, stride), _butterfly(k, odd, stride)
         low, high = _plain_bf16(even) >> 16, _plain_bf16(odd) & 0xFFFF0000
-        outputs[0].start.store(low | high)
-
-    walk = Walk(k, VECTOR, [compact(k, "src", 1, 2)], [compact(k, "out", 1, 2)])
-    with k.range(k["rows"]) as row:
-        walk.row(row, body)
+        out.start.store(low | high)
 
 
 def _butterfly(k: Kernel, value: Value, stride: int) -> Value:
-    """A + b in the first and a - b in the second of each pair of lanes."""
+    """The sum in the first and the difference in the second of each pair of lanes."""
     upper = k.vector(_WORDS, [0x80000000 if i & stride else 0 for i in range(16)])
     signed = (value.bits() ^ upper).as_f32()
     return value.take([i ^ stride for i in range(16)]) + signed

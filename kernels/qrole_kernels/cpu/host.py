@@ -117,7 +117,7 @@ def host_quantize_fp8_block(
 
     def work(p: Piece) -> None:
         scale_inv = p.at(out_scale_inv, 128, 4, block_rows)
-        kernel(p.address, p.at(out, 1, 1), scale_inv, epsilon, p.rows, p.cols, p.row_stride)
+        kernel(p.address, epsilon, p.at(out, 1, 1), scale_inv, p.rows, p.cols, p.row_stride)
 
     run(work, split(_matrix(src, dtype, rows, cols, row_stride), block_rows, 128), threads)
 
@@ -170,7 +170,7 @@ def host_quantize_nvfp4(
     def work(p: Piece) -> None:
         places = p.at(out, 2, 1), p.at(out_scale, 16, 1)
         full = (ctypes.addressof(given), 0, 6.0 * e4m3_max)
-        kernel(p.address, *places, *full, p.rows, p.cols, p.row_stride)
+        kernel(p.address, *full, *places, p.rows, p.cols, p.row_stride)
 
     run(work, split(_matrix(src, dtype, rows, cols, row_stride), block_rows, 16), threads)
 
@@ -195,7 +195,7 @@ def host_quantize_nvfp4_rows(
     def work(p: Piece) -> None:
         places = p.at(out, 2, 1), p.at(out_scale, 16, 1)
         full = (amax + 4 * p.first_row, 4, 6.0 * e4m3_max)
-        kernel(p.address, *places, *full, p.rows, p.cols, p.row_stride)
+        kernel(p.address, *full, *places, p.rows, p.cols, p.row_stride)
 
     run(work, split(matrix, 1, cols + 1), threads)
 
@@ -237,7 +237,7 @@ def host_dequantize_fp8(
     kernel = fp8.dequantize_fp8(element, dtype)
 
     def work(p: Piece) -> None:
-        kernel(p.at(data, 1, 1), p.at(out, 1, SOURCES[dtype].nbytes), scale_inv, p.rows, p.cols)
+        kernel(p.at(data, 1, 1), scale_inv, p.at(out, 1, SOURCES[dtype].nbytes), p.rows, p.cols)
 
     run(work, split(_compact(rows, cols)), threads)
 
@@ -258,7 +258,7 @@ def host_dequantize_fp8_rows(
 
     def work(p: Piece) -> None:
         scales = scale_inv + 4 * p.first_row
-        kernel(p.at(data, 1, 1), p.at(out, 1, SOURCES[dtype].nbytes), scales, p.rows, p.cols)
+        kernel(p.at(data, 1, 1), scales, p.at(out, 1, SOURCES[dtype].nbytes), p.rows, p.cols)
 
     run(work, split(_compact(rows, cols), 1, cols + 1), threads)
 
@@ -328,8 +328,9 @@ def host_dequantize_nvfp4(
     given = ctypes.c_float(amax)
 
     def work(p: Piece) -> None:
-        places = p.at(data, 2, 1), p.at(scale, 16, 1), p.at(out, 1, SOURCES[dtype].nbytes)
-        kernel(*places, ctypes.addressof(given), 0, 6.0 * e4m3_max, p.rows, p.cols)
+        places = p.at(data, 2, 1), p.at(scale, 16, 1)
+        full = ctypes.addressof(given), 0, 6.0 * e4m3_max
+        kernel(*places, *full, p.at(out, 1, SOURCES[dtype].nbytes), p.rows, p.cols)
 
     run(work, split(_compact(rows, cols), 1, 16), threads)
 
@@ -350,8 +351,9 @@ def host_dequantize_nvfp4_rows(
     kernel = nvfp4.dequantize_nvfp4(dtype)
 
     def work(p: Piece) -> None:
-        places = p.at(data, 2, 1), p.at(scale, 16, 1), p.at(out, 1, SOURCES[dtype].nbytes)
-        kernel(*places, amax + 4 * p.first_row, 4, 6.0 * e4m3_max, p.rows, p.cols)
+        places = p.at(data, 2, 1), p.at(scale, 16, 1)
+        full = amax + 4 * p.first_row, 4, 6.0 * e4m3_max
+        kernel(*places, *full, p.at(out, 1, SOURCES[dtype].nbytes), p.rows, p.cols)
 
     run(work, split(_compact(rows, cols), 1, cols + 1), threads)
 

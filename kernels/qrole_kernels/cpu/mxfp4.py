@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from qrole_kernels.cpu.blocks import row_block_amax
-from qrole_kernels.cpu.groups import COMPACT, MATRIX, Place, Walk, compact, matrix
+from qrole_kernels.cpu.blocks import block_amax
+from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.rounding import e8m0_reciprocal, e8m0_up, fp4_codes
 from qrole_kernels.cpu.simd import F32, I8, I32, PTR, Kernel, Value, maximum, minimum
 from qrole_kernels.cpu.sink import SINKS, decode_e8m0, decode_fp4_pair
-from qrole_kernels.cpu.source import SOURCES, VECTOR
+from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR
 from qrole_kernels.formats import E2M1
 
 BLOCK = 32
 GROUP = 16 * BLOCK
 STEPS = GROUP // VECTOR
-RULES = ("rceil", "floor", "even")
 MAX_EXPONENT = 2
 """Exponent of the largest E2M1 value."""
 
@@ -27,22 +26,20 @@ def quantize_mxfp4(k: Kernel, dtype: str, rule: str) -> None:
     walk = Walk(k, GROUP, [matrix(k, source.nbytes)], outputs)
     factors = k.scratch(64)
 
-    def body(inputs: list[Place], outputs: list[Place]) -> None:
-        (src,), (codes, scales) = inputs, outputs
-        scale = scale_code(row_block_amax(k, source, src, STEPS), rule)
+    with walk.rows() as row, walk.groups(row) as (src, codes, scales):
+        scale = scale_code(block_amax(k, source, src, STEPS, None), rule)
         scales.start.store(scale.narrow(I8))
         factors.store(e8m0_reciprocal(scale))
         with k.range(STEPS) as i:
+            address = src.start.at(i * source.vector_nbytes)
+            source.prefetch(address.at(AHEAD))
             factor = factors.at(i * 4).load(F32).splat(16)
-            pair = source.pair(src.start.at(i * (VECTOR * source.nbytes)))
-            codes.start.at(i * (VECTOR // 2)).store(fp4_codes(pair, factor))
-
-    with k.range(k["rows"]) as row:
-        walk.row(row, body)
+            place = codes.start.at(i * (VECTOR // 2))
+            place.store(fp4_codes(source.pair(address), factor))
 
 
 def scale_code(amax: Value, rule: str) -> Value:
-    """The E8M0 code of a block."""
+    """The E8M0 code of a block by the rule "rceil", "floor" or "even"."""
     if rule == "rceil":
         return e8m0_up(amax * (1.0 / E2M1.max))
     bits = amax.bits() + (1 << 21) if rule == "even" else amax.bits()
@@ -55,11 +52,7 @@ def dequantize_mxfp4(k: Kernel, dtype: str) -> None:
     sink = SINKS[dtype]
     inputs = [compact(k, "data", 2, 1), compact(k, "scale", BLOCK, 1)]
     walk = Walk(k, VECTOR, inputs, [compact(k, "out", 1, sink.nbytes)])
-
-    def body(inputs: list[Place], outputs: list[Place]) -> None:
-        factor = decode_e8m0(inputs[1].start.load(I8).widen(I32)).splat(16)
-        even, odd = decode_fp4_pair(inputs[0].start)
-        sink.store(outputs[0].start, factor * even, factor * odd)
-
-    with k.range(k["rows"]) as row:
-        walk.row(row, body)
+    with walk.rows() as row, walk.groups(row) as (data, scales, out):
+        factor = decode_e8m0(scales.start.load(I8).widen(I32)).splat(16)
+        even, odd = decode_fp4_pair(data.start)
+        sink.store(out.start, factor * even, factor * odd)

@@ -1,14 +1,14 @@
-"""NVFP4: E2M1 elements, one E4M3 scale per 16 of them, an fp32 amax per tensor or row (section 5)."""
+"""NVFP4: E2M1 elements, one E4M3 scale per 16, an fp32 amax per tensor or row (spec: section 5)."""
 
 from __future__ import annotations
 
-from qrole_kernels.cpu.blocks import row_block_amax, tile_block_amax
-from qrole_kernels.cpu.groups import COMPACT, MATRIX, Place, Walk, compact, matrix
+from qrole_kernels.cpu.blocks import block_amax
+from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp4_codes, round_value, saturate_code
-from qrole_kernels.cpu.simd import F32, I8, I64, PTR, Kernel, Value, lanes, minimum, select
-from qrole_kernels.cpu.sink import SINKS, decode, decode_fp4_pair, load_scales
-from qrole_kernels.cpu.source import SOURCES, VECTOR
+from qrole_kernels.cpu.simd import F32, I8, I32, I64, PTR, Kernel, Value, lanes, minimum, select
+from qrole_kernels.cpu.sink import SINKS, decode, decode_fp4_pair
+from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR
 from qrole_kernels.formats import E4M3
 
 BLOCK = 16
@@ -21,25 +21,21 @@ what an amax maps to, 6 times the largest block scale."""
 _FACTOR_OF_LANE = [0] * 8 + [1] * 8
 
 
-@kernel(src=PTR, out=PTR, scale=PTR, **AMAX, **MATRIX)
+@kernel(src=PTR, **AMAX, out=PTR, scale=PTR, **MATRIX)
 def quantize_nvfp4(k: Kernel, dtype: str, block_rows: int) -> None:
-    """Blocks of (block_rows, 16), block_rows 1 or 16; the scales of square blocks are repeated for each row."""
+    """Blocks of (block_rows, 16), block_rows 1 or 16; every row gets the scales of its blocks."""
     source = SOURCES[dtype]
     outputs = [compact(k, "out", 2, 1), compact(k, "scale", BLOCK, 1)]
     walk = Walk(k, GROUP, [matrix(k, source.nbytes)], outputs, block_rows)
+    ahead = AHEAD if block_rows == 1 else GROUP * source.nbytes
     factors = k.scratch(64)
 
-    with k.range(k["rows"], block_rows) as row:
+    with walk.rows() as row:
         lines = walk.lines(row)
         s_enc = encode_scale(k, row)
         s_dec = 1.0 / s_enc
-
-        def body(inputs: list[Place], outputs: list[Place]) -> None:
-            (src,), (codes, scales) = inputs, outputs
-            if block_rows == 1:
-                amax = row_block_amax(k, source, src, STEPS)
-            else:
-                amax = tile_block_amax(k, source, src, lines, STEPS)
+        with walk.groups(row) as (src, codes, scales):
+            amax = block_amax(k, source, src, STEPS, None if block_rows == 1 else lines)
             scale = minimum(amax * (s_enc * (1 / 6)).splat(16), FLOAT32_MAX)
             scale_codes = saturate_code(scale, E4M3).narrow(I8)
             value = round_value(minimum(scale, E4M3.max), E4M3)
@@ -47,35 +43,32 @@ def quantize_nvfp4(k: Kernel, dtype: str, block_rows: int) -> None:
             with k.range(lines) as line:
                 scales.line(line).store(scale_codes)
                 with k.range(STEPS) as i:
+                    address = src.line(line).at(i * source.vector_nbytes)
+                    source.prefetch(address.at(ahead))
                     two = factors.at(i * 8).load(lanes(F32, 2)).take(_FACTOR_OF_LANE)
-                    pair = source.pair(src.line(line).at(i * (VECTOR * source.nbytes)))
-                    codes.line(line).at(i * (VECTOR // 2)).store(fp4_codes(pair, two))
-
-        walk.row(row, body)
+                    place = codes.line(line).at(i * (VECTOR // 2))
+                    place.store(fp4_codes(source.pair(address), two))
 
 
 def encode_scale(k: Kernel, row: Value) -> Value:
     """S_enc of a row: what brings its block maxima into the range of the block scales."""
     amax = k.pointer("amax").at(row * k["amax_step"]).load(F32)
     scale = minimum(k["full_scale"] / amax, FLOAT32_MAX)
-    return select((amax.equals(0.0)) | scale.equals(0.0), 1.0, scale)
+    return select(amax.equals(0.0) | scale.equals(0.0), 1.0, scale)
 
 
-@kernel(data=PTR, scale=PTR, out=PTR, **AMAX, **COMPACT)
+@kernel(data=PTR, scale=PTR, **AMAX, out=PTR, **COMPACT)
 def dequantize_nvfp4(k: Kernel, dtype: str) -> None:
     """One scale per 16 elements of each row."""
     sink = SINKS[dtype]
     inputs = [compact(k, "data", 2, 1), compact(k, "scale", BLOCK, 1)]
     walk = Walk(k, VECTOR, inputs, [compact(k, "out", 1, sink.nbytes)])
-    to_amax = 1.0 / k["full_scale"]
+    to_amax = (1.0 / k["full_scale"]).splat(2)
 
-    with k.range(k["rows"]) as row:
-        amax = k.pointer("amax").at(row * k["amax_step"]).load(F32)
-
-        def body(inputs: list[Place], outputs: list[Place]) -> None:
-            scale = decode(load_scales(inputs[1].start, 2), E4M3)
-            factor = (scale * amax.splat(2) * to_amax.splat(2)).take(_FACTOR_OF_LANE)
-            even, odd = decode_fp4_pair(inputs[0].start)
-            sink.store(outputs[0].start, even * factor, odd * factor)
-
-        walk.row(row, body)
+    with walk.rows() as row:
+        amax = k.pointer("amax").at(row * k["amax_step"]).load(F32).splat(2)
+        with walk.groups(row) as (data, scales, out):
+            scale = decode(scales.start.load(lanes(I8, 2)).widen(I32), E4M3)
+            factor = (scale * amax * to_amax).take(_FACTOR_OF_LANE)
+            even, odd = decode_fp4_pair(data.start)
+            sink.store(out.start, even * factor, odd * factor)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Generic, TypeVar
 
 from llvmlite import ir
 
@@ -202,7 +203,9 @@ class Value:
         return self._intrinsic(name, self.type.element)
 
     def any(self) -> Value:
-        """Whether any lane of a comparison holds."""
+        """Whether a comparison holds, in any of its lanes."""
+        if self.count == 1:
+            return self
         mask = self.as_type(ir.IntType(self.count))
         return Value(self.builder, self.builder.icmp_unsigned("!=", mask.ir, mask.type(0)))
 
@@ -225,6 +228,15 @@ def maximum(value: Value, other: Value | float) -> Value:
     return select(value > other, value, other)
 
 
+def gather(scalars: Sequence[Value]) -> Value:
+    """A vector of these lanes."""
+    first = scalars[0]
+    vector = ir.Constant(lanes(first.type, len(scalars)), ir.Undefined)
+    for index, scalar in enumerate(scalars):
+        vector = first.builder.insert_element(vector, scalar.ir, I32(index))
+    return Value(first.builder, vector)
+
+
 class Pointer:
     """An address in bytes."""
 
@@ -243,32 +255,41 @@ class Pointer:
         """Reads one value; any alignment."""
         return Value(self.builder, self.builder.load(self.ir, align=1, typ=kind))
 
+    def prefetch(self) -> None:
+        """Asks for the cache line at this address, which need not be valid, to be read soon."""
+        module, arguments = self.builder.module, [self.ir, I32(0), I32(3), I32(1)]
+        function = module.globals.get("llvm.prefetch.p0")
+        if function is None:
+            kind = ir.FunctionType(ir.VoidType(), [PTR, I32, I32, I32])
+            function = ir.Function(module, kind, "llvm.prefetch.p0")
+        self.builder.call(function, arguments)
+
     def store(self, value: Value) -> None:
         """Writes one value; any alignment."""
         self.builder.store(value.ir, self.ir, align=1)
 
 
-def choose(condition: Value, then: Pointer, otherwise: Pointer) -> Pointer:
-    """One of two addresses."""
-    return Pointer(then.builder, then.builder.select(condition.ir, then.ir, otherwise.ir))
+Anything = TypeVar("Anything", Value, Pointer)
 
 
-class Variable:
-    """A value that loops and branches may replace."""
+class Variable(Generic[Anything]):
+    """A value or an address that loops and branches may replace."""
 
-    __slots__ = ("_slot", "_type", "builder")
+    __slots__ = ("_slot", "_type", "_wrap", "builder")
 
-    def __init__(self, builder: ir.IRBuilder, slot: ir.AllocaInstr, kind: ir.Type) -> None:
+    def __init__(self, builder: ir.IRBuilder, slot: ir.AllocaInstr, initial: Anything) -> None:
         self.builder = builder
         self._slot = slot
-        self._type = kind
+        self._type = initial.ir.type
+        self._wrap = type(initial)
+        self.set(initial)
 
-    def get(self) -> Value:
-        """The present value."""
-        return Value(self.builder, self.builder.load(self._slot, typ=self._type))
+    def get(self) -> Anything:
+        """What it holds at present."""
+        return self._wrap(self.builder, self.builder.load(self._slot, typ=self._type))
 
-    def set(self, value: Value) -> None:
-        """Replaces the value."""
+    def set(self, value: Anything) -> None:
+        """Replaces what it holds."""
         self.builder.store(value.ir, self._slot)
 
 
@@ -308,11 +329,9 @@ class Kernel:
             slot.align = alignment
         return slot
 
-    def variable(self, initial: Value) -> Variable:
+    def variable(self, initial: Anything) -> Variable[Anything]:
         """A variable that starts with `initial`."""
-        variable = Variable(self.builder, self._reserve(initial.type), initial.type)
-        variable.set(initial)
-        return variable
+        return Variable(self.builder, self._reserve(initial.ir.type), initial)
 
     def scratch(self, nbytes: int) -> Pointer:
         """Memory of this call alone, on the stack."""
@@ -342,12 +361,6 @@ class Kernel:
         """What is inside happens where the scalar condition holds."""
         with self.builder.if_then(condition.ir, likely=False if rare else None):
             yield
-
-    @contextmanager
-    def either(self, condition: Value) -> Iterator[tuple[object, object]]:
-        """Two branches, entered as context managers: where the scalar condition holds, and where not."""
-        with self.builder.if_else(condition.ir) as branches:
-            yield branches
 
     def finish(self) -> str:
         """The module's text."""

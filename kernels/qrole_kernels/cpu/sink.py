@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qrole_kernels.cpu.rounding import round_code
 from qrole_kernels.cpu.simd import I8, I16, I32, Pointer, Value, lanes, minimum, select
-from qrole_kernels.cpu.source import F32_INF
+from qrole_kernels.cpu.source import F32_INF, VECTOR
 from qrole_kernels.formats import E2M1, ElementFormat
 
 _INTERLEAVED = [i // 2 + 16 * (i % 2) for i in range(32)]
@@ -15,6 +15,11 @@ class Sink:
     """How values of one dtype are written; one rounding from fp32, NaN in its plain quiet form."""
 
     nbytes: int
+
+    @property
+    def vector_nbytes(self) -> int:
+        """Bytes of 32 elements."""
+        return VECTOR * self.nbytes
 
     def store(self, address: Pointer, even: Value, odd: Value) -> None:
         """Writes 32 elements, given as the even and the odd ones (16 x fp32 each)."""
@@ -96,8 +101,3 @@ def decode_e8m0(codes: Value) -> Value:
     """2^(code - 127) in fp32; 0xFF is NaN."""
     bits = select(codes.equals(0), codes.like(0x00400000), codes << 23)
     return select(codes.equals(255), codes.like(_F32_NAN), bits).as_f32()
-
-
-def load_scales(address: Pointer, count: int) -> Value:
-    """`count` scale bytes in 32-bit lanes."""
-    return address.load(lanes(I8, count)).widen(I32)

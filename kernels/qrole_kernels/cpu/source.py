@@ -1,4 +1,4 @@
-"""High-precision input, 32 neighbouring elements at a time, in the shape that packing wants.
+"""High-precision input, 32 neighbouring elements (a vector) at a time, in the shape packing wants.
 
 The even and the odd elements are kept apart: two codes then join to a byte, or two bytes to a word,
 by a shift and an or. For 16-bit input the pair costs nothing, since the two elements already share
@@ -15,8 +15,12 @@ from qrole_kernels.cpu.simd import I16, I32, Pointer, Value, lanes, maximum, min
 
 VECTOR = 32
 """Elements per step."""
+AHEAD = 8192
+"""Bytes between what a row-wise loop reads and what it asks for: two pages, since the processor's
+own prefetching stops at the end of a page."""
 F32_INF = 0x7F800000
 
+_CACHE_LINE = 64
 _EVEN = range(0, 32, 2)
 _ODD = range(1, 32, 2)
 _WORDS = lanes(I32, 16)
@@ -50,8 +54,22 @@ class Source:
     inf: int
     """Key of an infinity; NaN keys are above it."""
 
+    @property
+    def vector_nbytes(self) -> int:
+        """Bytes of a vector."""
+        return VECTOR * self.nbytes
+
+    def vectors(self, start: Pointer, count: int) -> list[Pointer]:
+        """The addresses of neighbouring vectors."""
+        return [start.at(i * self.vector_nbytes) for i in range(count)]
+
+    def prefetch(self, address: Pointer) -> None:
+        """Has the vector at `address` brought near."""
+        for offset in range(0, self.vector_nbytes, _CACHE_LINE):
+            address.at(offset).prefetch()
+
     def keys(self, address: Pointer) -> Value:
-        """Integers that sort like the magnitudes of the 32 elements."""
+        """Integers that sort like the magnitudes of the vector at `address`."""
         raise NotImplementedError
 
     def keys_without_nan(self, address: Pointer) -> Value:
@@ -63,7 +81,7 @@ class Source:
         raise NotImplementedError
 
     def pair(self, address: Pointer) -> Pair:
-        """The 32 elements at `address`."""
+        """The vector at `address`."""
         raise NotImplementedError
 
 
@@ -88,8 +106,7 @@ class _Sixteen(Source):
 
     def pair(self, address: Pointer) -> Pair:
         words = address.load(_WORDS)
-        magnitudes = words & 0x7FFF7FFF
-        even, odd = self.halves(magnitudes)
+        even, odd = self.halves(words & 0x7FFF7FFF)
         return Pair(even, odd, words.as_type(_HALVES), self.inf)
 
     def halves(self, magnitudes: Value) -> tuple[Value, Value]:
@@ -111,7 +128,7 @@ class _F16(_Sixteen):
     inf = 0x7C00
 
     def widen_key(self, key: Value) -> Value:
-        # The exponent moves into place unbiased; the product corrects the bias, subnormals included.
+        # The exponent moves into place unbiased; the product mends that, of subnormals too.
         finite = ((key << 13).as_f32() * 2.0**112).bits()
         return select(key >= self.inf, (key << 13) | F32_INF, finite)
 
@@ -150,7 +167,7 @@ class _F32(Source):
 
 
 def _round_up(magnitude: Value) -> Value:
-    """Keeps a NaN, whose payload may lie in the low 16 bits alone, above infinity in the high ones."""
+    # A NaN's payload may lie in the low 16 bits alone.
     return minimum(magnitude, 0x7FFF0000) + 0xFFFF
 
 
