@@ -138,6 +138,23 @@ def hadamard16(x: Tensor, sign_mask: int = 0xD7E8) -> Tensor:
     return x.new_empty(x.shape)
 
 
+def matmul_f32(a: Tensor, b: Tensor, bf16_exact: bool) -> Tensor:
+    """The fp32 product."""
+    return _floats(a, a.shape[0], b.shape[0])
+
+
+def matmul_fp8_block(
+    a: Tensor,
+    b: Tensor,
+    a_scale: Tensor,
+    b_scale: Tensor,
+    a_block_rows: int,
+    b_block_rows: int,
+) -> Tensor:
+    """The fp32 product."""
+    return _floats(a, a.shape[0], b.shape[0])
+
+
 def pad_scales(scale: Tensor, row_multiple: int = 128, col_multiple: int = 4) -> Tensor:
     """Scales of the padded shape."""
     rows, cols = scale.shape

@@ -100,21 +100,17 @@ def fp8_format(element: str) -> ElementFormat:
 
 @dataclass(frozen=True, slots=True)
 class ScaledFormat:
-    """A tensor format: elements and the scales they share.
+    """How a matrix is stored whose elements share scales.
 
     `block` is the (rows, columns) extent that one scale covers; `None` along a dimension means all
-    of it. `scale_format` is "f32" or the name of an element format. NVFP4 has an fp32 amax per
-    tensor (or row) on top of its block scales.
+    of it. `scale_format` is "f32" or the name of an element format. Square blocks of MXFP8 and
+    NVFP4 are stored as their row-wise form, the scale repeated; NVFP4 has an fp32 amax per tensor
+    or row on top.
     """
 
     name: str
     scale_format: str
     block: tuple[int | None, int | None]
-
-    @property
-    def scale_bits(self) -> int:
-        """Width of one scale."""
-        return 32 if self.scale_format == "f32" else ELEMENT_FORMATS[self.scale_format].bits
 
 
 SCALED_FORMATS = {
@@ -125,9 +121,7 @@ SCALED_FORMATS = {
         ScaledFormat("fp8_block_1d", "f32", (1, 128)),
         ScaledFormat("fp8_block_2d", "f32", (128, 128)),
         ScaledFormat("mxfp8", "e8m0", (1, 32)),
-        ScaledFormat("mxfp8_2d", "e8m0", (32, 32)),
         ScaledFormat("nvfp4", "e4m3", (1, 16)),
-        ScaledFormat("nvfp4_2d", "e4m3", (16, 16)),
         ScaledFormat("mxfp4", "e8m0", (1, 32)),
     )
 }

@@ -1,7 +1,7 @@
 """Reads the known-answer vectors of `tests/golden`, and notices what no test has looked at."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,14 @@ def load(family: str, name: str) -> Case:
     return Case(family, name, infos[name], tensors[name])
 
 
-def cases(*families: str) -> pytest.MarkDecorator:
-    """Parametrize a test over all cases of the families: it gets each as `case` (see conftest)."""
-    keys = [(family, name) for family in families for name in INDEX[family]]
+def cases(*families: str, only: Iterable[str] | None = None) -> pytest.MarkDecorator:
+    """Parametrize a test over cases of the families, as `case` (see conftest); all or `only`."""
+    keys = [
+        (family, name)
+        for family in families
+        for name in INDEX[family]
+        if only is None or name in only
+    ]
     ids = [f"{family}/{name}" for family, name in keys]
     return pytest.mark.parametrize("case", keys, ids=ids, indirect=True)
 

@@ -27,6 +27,11 @@ def _scales(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(9)) + 0.5
 
 
+def _integers(*shape: int) -> torch.Tensor:
+    """Sums of their products are exact in any order."""
+    return torch.randint(-8, 9, shape, generator=torch.Generator().manual_seed(10)).float()
+
+
 _F32, _BF16 = torch.float32, torch.bfloat16
 _AMAX = torch.tensor(4.0)
 _PAIRS = _codes(ROWS, COLS // 2)
@@ -77,6 +82,11 @@ ARGUMENTS: dict[str, list[tuple[Any, ...]]] = {
     ],
     "dequantize_mxfp4": [(_PAIRS, _codes(ROWS, 5), _BF16)],
     "hadamard16": [(_matrix(cols=48),), (_matrix(rows=32).t(), 0)],
+    "matmul_f32": [(_integers(5, 40), _integers(7, 40), exact) for exact in (True, False)],
+    "matmul_fp8_block": [
+        (_integers(5, 300), _integers(7, 300), _scales(5, 3), _scales(7, 3), 1, 1),
+        (_integers(130, 200), _integers(7, 200), _scales(2, 2), _scales(7, 2), 128, 1),
+    ],
     "pad_scales": [(_codes(5, 7),), (_codes(128, 4),), (_codes(5, 7), 4, 128)],
     "swizzle_scales": [(_codes(130, 7),), (_codes(7, 130).t(),)],
     "unswizzle_scales": [(_codes(1, 1024).flatten(), 129, 3)],

@@ -19,6 +19,7 @@ from qrole_kernels.reference.fp8 import (
 )
 from qrole_kernels.reference.fp8_block import dequantize_fp8_block, quantize_fp8_block
 from qrole_kernels.reference.hadamard import hadamard16
+from qrole_kernels.reference.matmul import matmul_f32, matmul_fp8_block
 from qrole_kernels.reference.mxfp4 import dequantize_mxfp4, quantize_mxfp4
 from qrole_kernels.reference.mxfp8 import dequantize_mxfp8, quantize_mxfp8
 from qrole_kernels.reference.nvfp4 import dequantize_nvfp4, quantize_nvfp4
@@ -34,6 +35,8 @@ __all__ = [
     "dequantize_nvfp4",
     "fp8_scale",
     "hadamard16",
+    "matmul_f32",
+    "matmul_fp8_block",
     "pad_scales",
     "quantize_fp8",
     "quantize_fp8_block",

@@ -1,0 +1,72 @@
+"""Products of quantized operands, emulated with fp32 accumulation.
+
+y (M, N) = left (M, K) @ right (N, K).T
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from qrole_kernels.errors import ArgumentError, PairingError
+from qrole_kernels.operand import HIGH_PRECISION, Operand
+from qrole_kernels.products import PRODUCTS
+
+__all__ = ["Operand", "check_pairing", "gemm"]
+
+
+def gemm(
+    left: Operand, right: Operand, out_dtype: torch.dtype, bias: Tensor | None = None
+) -> Tensor:
+    """The product left (M, K) @ right (N, K).T, plus bias (N,): (M, N) of `out_dtype`.
+
+    Accumulated in fp32; the bias is added before the one rounding to `out_dtype`. Two operands in
+    high precision are multiplied as `torch.nn.functional.linear` does.
+
+    Raises:
+        PairingError: The operands' formats have no common product.
+        ArgumentError: They disagree about K.
+    """
+    check_pairing(left, right)
+    if left.family == HIGH_PRECISION:
+        return linear(left.data, right.data, bias).to(out_dtype)
+    y = PRODUCTS[left.family](left, right)
+    return (y if bias is None else y + bias.float()).to(out_dtype)
+
+
+def check_pairing(left: Operand, right: Operand) -> None:
+    """Check that two operands have a product.
+
+    Raises:
+        PairingError: Their formats have none.
+        ArgumentError: They disagree about K.
+    """
+    if left.shape[1] != right.shape[1]:
+        raise ArgumentError(
+            f"operands {left.shape} and {right.shape}",
+            "matrices (M, K) and (N, K) with one K",
+            "Pass both with the summed dimension last.",
+        )
+    if left.family != right.family:
+        raise PairingError(
+            f"{left.format} times {right.format}",
+            "two operands of one family",
+            "Give both operands of this GEMM the same quantizer, or leave both unquantized.",
+        )
+    if left.format == right.format == "fp8_block_2d":
+        raise PairingError(
+            "128x128 blocks times 128x128 blocks",
+            "1x128 blocks for at least one operand",
+            "Quantize activations and gradients in 1x128 blocks.",
+        )
+    if left.format != HIGH_PRECISION and left.element == right.element == "e5m2":
+        raise PairingError(
+            "E5M2 times E5M2",
+            "E4M3 for at least one operand",
+            "Keep inputs and weights in E4M3; E5M2 is for gradients.",
+        )
+    if left.family == HIGH_PRECISION and left.data.dtype != right.data.dtype:
+        raise PairingError(
+            f"{left.data.dtype} times {right.data.dtype}",
+            "one dtype",
+            "Convert one of the unquantized operands.",
+        )

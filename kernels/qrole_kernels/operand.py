@@ -1,0 +1,100 @@
+"""What enters a product: a matrix in some number format."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qrole_kernels.errors import ArgumentError
+from qrole_kernels.formats import SCALED_FORMATS
+from qrole_kernels.reference.arguments import check_choice, check_shape
+from qrole_kernels.reference.blocks import ceil_div
+
+HIGH_PRECISION = "high_precision"
+FORMATS = (HIGH_PRECISION, *SCALED_FORMATS)
+PACKED = ("nvfp4", "mxfp4")
+FAMILIES = {
+    "fp8_rows": "fp8_tensor",
+    "fp8_block_1d": "fp8_block",
+    "fp8_block_2d": "fp8_block",
+}
+"""Formats that meet each other; any other format meets its own kind only."""
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One operand of a product: a matrix (R, K) in a number format, K being summed over.
+
+    Column-wise data enters transposed, so that K comes last; views are fine.
+
+    Invariants: shapes and dtypes of data, scale and amax are those that the format asks for.
+
+    Attributes:
+        format: "high_precision" or a name of `qrole_kernels.formats.SCALED_FORMATS`.
+        data: The tensor itself (R, K) in high precision; codes (R, K), uint8; two to a byte
+            (R, ceil(K/2)) for NVFP4 and MXFP4.
+        scale: Decode scales. fp32: one for "fp8_tensor", (R, 1) for "fp8_rows", (R, ceil(K/128))
+            for "fp8_block_1d", (ceil(R/128), ceil(K/128)) for "fp8_block_2d". Bytes:
+            (R, ceil(K/32)) for "mxfp8" and "mxfp4", (R, ceil(K/16)) for "nvfp4".
+        amax: fp32 scalar or (R,), "nvfp4" only.
+        element: "e4m3" or "e5m2", for the FP8 formats.
+        e4m3_max: 448 or 256, for "nvfp4".
+        columns: K of packed data where it is odd; None where it is twice the bytes of a row.
+    """
+
+    format: str
+    data: Tensor
+    scale: Tensor | None = None
+    amax: Tensor | None = None
+    element: str = "e4m3"
+    e4m3_max: int = 448
+    columns: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the invariants."""
+        check_choice("format", self.format, FORMATS)
+        if self.data.dim() != 2:
+            raise ArgumentError(
+                f"data of shape {tuple(self.data.shape)}",
+                "a matrix (R, K)",
+                "Flatten the leading dimensions first.",
+            )
+        if self.format == HIGH_PRECISION:
+            return
+        stored = SCALED_FORMATS[self.format]
+        self._check("data", self.data, torch.uint8)
+        scale_dtype = torch.float32 if stored.scale_format == "f32" else torch.uint8
+        scale = self._check("scale", self.scale, scale_dtype)
+        check_shape("scale", scale, self._scale_shape(scale))
+        if self.format == "nvfp4":
+            self._check("amax", self.amax, torch.float32)
+
+    def _check(self, name: str, value: Tensor | None, dtype: torch.dtype) -> Tensor:
+        if value is None or value.dtype != dtype:
+            given = "none" if value is None else f"one of {value.dtype}"
+            raise ArgumentError(
+                f"{given} as {name} of an operand {self.format}",
+                f"a tensor of {dtype}",
+                f"Pass the {name} that the quantization returned, as raw bytes or fp32.",
+            )
+        return value
+
+    def _scale_shape(self, scale: Tensor) -> tuple[int, ...]:
+        block_rows, block_cols = SCALED_FORMATS[self.format].block
+        rows, columns = self.shape
+        if block_rows is None:
+            return () if scale.dim() == 0 else (1,) * scale.dim()
+        return ceil_div(rows, block_rows), ceil_div(columns, block_cols) if block_cols else 1
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(R, K)."""
+        rows, columns = self.data.shape
+        if self.format not in PACKED:
+            return rows, columns
+        return rows, 2 * columns if self.columns is None else self.columns
+
+    @property
+    def family(self) -> str:
+        """What the operand can be multiplied with."""
+        return FAMILIES.get(self.format, self.format)
