@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from qrole.errors import UnknownNameError, UsageError
+from qrole.factories.string_roles import adapt_string_roles
 from qrole.user_code import load_attribute, running_user_code
 
 if TYPE_CHECKING:
@@ -74,7 +75,10 @@ class Factory:
 
     @classmethod
     def of(cls, function: Callable[..., Any], name: str | None = None) -> Factory:
-        """Wraps any callable: a function, a closure, a partial, an object with `__call__`."""
+        """Wraps any callable: a function, a closure, a partial, an object with `__call__`.
+
+        One that takes string roles, as in older TransformerEngine releases, is adapted.
+        """
         inner: Any = function
         while isinstance(inner, functools.partial):
             inner = inner.func
@@ -88,7 +92,8 @@ class Factory:
             file, line = None, None
         digest = hashlib.sha256(Path(file).read_bytes()).hexdigest() if file else ""
         doc = (inspect.getdoc(inner) or "").split("\n\n")[0].replace("\n", " ")
-        return cls(function, name or qualname, qualname, file, line, digest, doc)
+        adapted = adapt_string_roles(function)
+        return cls(adapted, name or qualname, qualname, file, line, digest, doc)
 
 
 def _entries(group: str) -> dict[str, EntryPoint]:

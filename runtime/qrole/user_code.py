@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+from qrole import te_shim
 from qrole.errors import QroleError, UnknownNameError, UsageError, UserCodeError
 
 __all__ = ["load_attribute", "load_file", "running_user_code", "user_traceback"]
@@ -34,10 +35,14 @@ def user_traceback(error: BaseException, file: str | None) -> str:
 def running_user_code(what: str, file: str | None) -> Iterator[None]:
     """Maps whatever the user's code raises to UserCodeError; qrole's own errors pass.
 
+    Where TransformerEngine is not installed, the code can import it from here on; functions import
+    late, so that it stays importable.
+
     Args:
         what: What was being run, for the message, such as `model.py` or `build() of model.py`.
         file: The user's file, for the traceback.
     """
+    te_shim.activate()
     try:
         yield
     except (QroleError, KeyboardInterrupt):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from typing_extensions import override
 
 from qrole.errors import ConfigError, FactoryError
+from qrole.factories.string_roles import adapt_string_roles
 from qrole.quantizers.base import Quantizer
 from qrole.recipes import CustomRecipe, DelayedScaling
 from qrole.roles import DelayedScalingRequest, QuantizerRole
@@ -54,6 +55,7 @@ class CustomRecipeState(RecipeState):
                 expected="CustomRecipe requires `qfactory`",
                 hint="pass the factory function",
             )
+        self._factory = adapt_string_roles(recipe.qfactory)
         self.delayed: DelayedScalingRecipeState | None = None
 
     @override
@@ -89,7 +91,7 @@ class CustomRecipeState(RecipeState):
         return [QuantizerRole()] * self.num_quantizers
 
     def _ask(self, index: int, role: QuantizerRole | None) -> Quantizer | DelayedScalingRequest:
-        answer: object = self.recipe.qfactory(role)
+        answer: object = self._factory(role)
         if isinstance(answer, (Quantizer, DelayedScalingRequest)):
             return answer
         given = "None" if answer is None else f"{answer!r} of type {type(answer).__name__}"
