@@ -13,6 +13,9 @@ from qrole_kernels.cpu.sink import SINKS, decode_fp8_pair
 from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR, Source
 from qrole_kernels.formats import ElementFormat, fp8_format
 
+STEPS = 4
+GROUP = STEPS * VECTOR
+
 
 @kernel(src=PTR, out=PTR, scale=F32, **MATRIX)
 def quantize_fp8(k: Kernel, dtype: str, element: str) -> None:
@@ -35,10 +38,11 @@ def quantize_fp8_rows(k: Kernel, dtype: str, element: str) -> None:
 def quantize_row(k: Kernel, source: Source, form: ElementFormat, row: Value, scale: Value) -> None:
     """Codes of one row under one scale."""
     factor = scale.splat(16)
-    walk = Walk(k, VECTOR, [matrix(k, source.nbytes)], [compact(k, "out", 1, 1)])
+    walk = Walk(k, GROUP, [matrix(k, source.nbytes)], [compact(k, "out", 1, 1)])
     with walk.groups(row) as (src, codes):
-        source.prefetch(src.start.at(AHEAD))
-        codes.start.store(fp8_codes(source.pair(src.start), factor, form))
+        for i, address in enumerate(source.vectors(src.start, STEPS)):
+            source.prefetch(address.at(AHEAD))
+            codes.start.at(i * VECTOR).store(fp8_codes(source.pair(address), factor, form))
 
 
 def fp8_scale(
@@ -76,7 +80,8 @@ def dequantize_row(k: Kernel, element: str, dtype: str, row: Value, scale_inv: V
     """Values of one row under one scale."""
     form, sink = fp8_format(element), SINKS[dtype]
     factor = scale_inv.splat(16)
-    walk = Walk(k, VECTOR, [compact(k, "data", 1, 1)], [compact(k, "out", 1, sink.nbytes)])
+    walk = Walk(k, GROUP, [compact(k, "data", 1, 1)], [compact(k, "out", 1, sink.nbytes)])
     with walk.groups(row) as (data, out):
-        even, odd = decode_fp8_pair(data.start, form)
-        sink.store(out.start, even * factor, odd * factor)
+        for i in range(STEPS):
+            even, odd = decode_fp8_pair(data.start.at(i * VECTOR), form)
+            sink.store(out.start.at(i * sink.vector_nbytes), even * factor, odd * factor)

@@ -105,11 +105,11 @@ def _promote_variables(module: llvm.ModuleRef, target: Target) -> None:
 def _machine(target: Target) -> llvm.TargetMachine:
     _initialize()
     triple = llvm.Target.from_triple(llvm.get_process_triple())
-    return triple.create_target_machine(target.cpu, target.features, opt=2, jit=True)
+    return triple.create_target_machine(target.cpu, target.features, opt=2, reloc="pic", codemodel="small", jit=True)
 
 
 def _engine(target: Target) -> llvm.ExecutionEngine:
-    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(target))
+    return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(target), use_lmm=True)
 
 
 _initialized = False

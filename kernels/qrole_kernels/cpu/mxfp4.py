@@ -6,7 +6,7 @@ from qrole_kernels.cpu.blocks import block_amax
 from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.rounding import e8m0_reciprocal, e8m0_up, fp4_codes
-from qrole_kernels.cpu.simd import F32, I8, I32, PTR, Kernel, Value, maximum, minimum
+from qrole_kernels.cpu.simd import F32, I8, I32, PTR, Kernel, Value, lanes, maximum, minimum
 from qrole_kernels.cpu.sink import SINKS, decode_e8m0, decode_fp4_pair
 from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR
 from qrole_kernels.formats import E2M1
@@ -51,8 +51,12 @@ def dequantize_mxfp4(k: Kernel, dtype: str) -> None:
     """Blocks of (1, 32)."""
     sink = SINKS[dtype]
     inputs = [compact(k, "data", 2, 1), compact(k, "scale", BLOCK, 1)]
-    walk = Walk(k, VECTOR, inputs, [compact(k, "out", 1, sink.nbytes)])
+    walk = Walk(k, GROUP, inputs, [compact(k, "out", 1, sink.nbytes)])
+    factors = k.scratch(64)
+
     with walk.rows() as row, walk.groups(row) as (data, scales, out):
-        factor = decode_e8m0(scales.start.load(I8).widen(I32)).splat(16)
-        even, odd = decode_fp4_pair(data.start)
-        sink.store(out.start, factor * even, factor * odd)
+        factors.store(decode_e8m0(scales.start.load(lanes(I8, 16)).widen(I32)))
+        with k.range(STEPS) as i:
+            factor = factors.at(i * 4).load(F32).splat(16)
+            even, odd = decode_fp4_pair(data.start.at(i * (VECTOR // 2)))
+            sink.store(out.start.at(i * sink.vector_nbytes), factor * even, factor * odd)

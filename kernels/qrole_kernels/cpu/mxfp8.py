@@ -81,11 +81,15 @@ def dequantize_mxfp8_rows(k: Kernel, element: str, block_rows: int, dtype: str) 
     """Blocks of (block_rows, 32), block_rows 1 or 32."""
     form, sink = fp8_format(element), SINKS[dtype]
     inputs = [compact(k, "data", 1, 1), compact(k, "scale", BLOCK, 1, block_rows)]
-    walk = Walk(k, VECTOR, inputs, [compact(k, "out", 1, sink.nbytes)])
+    walk = Walk(k, GROUP, inputs, [compact(k, "out", 1, sink.nbytes)])
+    factors = k.scratch(64)
+
     with walk.rows() as row, walk.groups(row) as (data, scales, out):
-        factor = decode_e8m0(scales.start.load(I8).widen(I32)).splat(16)
-        even, odd = decode_fp8_pair(data.start, form)
-        sink.store(out.start, factor * even, factor * odd)
+        factors.store(decode_e8m0(scales.start.load(lanes(I8, 16)).widen(I32)))
+        with k.range(STEPS) as i:
+            factor = factors.at(i * 4).load(F32).splat(16)
+            even, odd = decode_fp8_pair(data.start.at(i * VECTOR), form)
+            sink.store(out.start.at(i * sink.vector_nbytes), factor * even, factor * odd)
 
 
 @kernel(data=PTR, scale=PTR, out=PTR, **COMPACT)

@@ -62,13 +62,16 @@ def dequantize_nvfp4(k: Kernel, dtype: str) -> None:
     """One scale per 16 elements of each row."""
     sink = SINKS[dtype]
     inputs = [compact(k, "data", 2, 1), compact(k, "scale", BLOCK, 1)]
-    walk = Walk(k, VECTOR, inputs, [compact(k, "out", 1, sink.nbytes)])
-    to_amax = (1.0 / k["full_scale"]).splat(2)
+    walk = Walk(k, GROUP, inputs, [compact(k, "out", 1, sink.nbytes)])
+    to_amax = (1.0 / k["full_scale"]).splat(16)
+    factors = k.scratch(64)
 
     with walk.rows() as row:
-        amax = k.pointer("amax").at(row * k["amax_step"]).load(F32).splat(2)
+        amax = k.pointer("amax").at(row * k["amax_step"]).load(F32).splat(16)
         with walk.groups(row) as (data, scales, out):
-            scale = decode(scales.start.load(lanes(I8, 2)).widen(I32), E4M3)
-            factor = (scale * amax * to_amax).take(_FACTOR_OF_LANE)
-            even, odd = decode_fp4_pair(data.start)
-            sink.store(out.start, even * factor, odd * factor)
+            scale = decode(scales.start.load(lanes(I8, 16)).widen(I32), E4M3)
+            factors.store(scale * amax * to_amax)
+            with k.range(STEPS) as i:
+                two = factors.at(i * 8).load(lanes(F32, 2)).take(_FACTOR_OF_LANE)
+                even, odd = decode_fp4_pair(data.start.at(i * (VECTOR // 2)))
+                sink.store(out.start.at(i * sink.vector_nbytes), even * two, odd * two)
