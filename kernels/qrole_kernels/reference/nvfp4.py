@@ -49,6 +49,8 @@ def quantize_nvfp4(
     check_choice("four_over_six", four_over_six, ("", "mae", "mse"))
     wide = as_float32(x)
     amax = _amax_column(amax, x.shape[0], block_rows)
+    if random_bits is not None:
+        check_shape("random_bits", random_bits, tuple(x.shape))
     if four_over_six:
         _refuse_random_bits(random_bits)
         codes, scale = _four_over_six(wide, amax, block_rows, e4m3_max, four_over_six)
@@ -60,10 +62,14 @@ def quantize_nvfp4(
     return pack_nibbles(codes), scale.repeat_interleave(block_rows, 0)[: x.shape[0]]
 
 
-def _amax_column(amax: Tensor, rows: int, block_rows: int) -> Tensor:
-    """Bring the amax of a tensor to (1, 1), that of rows to (M, 1)."""
-    if amax.numel() == 1 and amax.dim() == 0:
-        return amax.view(1, 1)
+def check_amax(amax: Tensor, rows: int, block_rows: int) -> None:
+    """Check that `amax` is one number, or one per row of 1x16 blocks.
+
+    Raises:
+        ArgumentError: It is neither.
+    """
+    if amax.dim() == 0:
+        return
     check_shape("amax", amax, (rows,))
     if block_rows != 1:
         raise ArgumentError(
@@ -71,7 +77,12 @@ def _amax_column(amax: Tensor, rows: int, block_rows: int) -> Tensor:
             "block_rows=1 for row-scaled data",
             "Pass the amax of the whole tensor, or 1x16 blocks.",
         )
-    return amax[:, None]
+
+
+def _amax_column(amax: Tensor, rows: int, block_rows: int) -> Tensor:
+    """Bring the amax of a tensor to (1, 1), that of rows to (M, 1)."""
+    check_amax(amax, rows, block_rows)
+    return amax.view(-1, 1)
 
 
 def _refuse_random_bits(random_bits: Tensor | None) -> None:
