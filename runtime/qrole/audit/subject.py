@@ -1,0 +1,163 @@
+"""What the checks are given: a plan with its model, in the shapes that checks ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from qrole.audit.options import AuditOptions
+from qrole.factories.rules import RulesFactory
+from qrole.plan import Decision, Inventory, Plan
+from qrole.quantizers.base import OperandFormat
+from qrole.roles import Direction, Gemm
+from qrole.summary import GEMM_OPERANDS
+
+if TYPE_CHECKING:
+    from qrole.branches import Unreached
+    from qrole.loading import LoadedModel
+
+__all__ = ["GemmPair", "Layer", "PlanSubject"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The decisions of one linear layer.
+
+    Attributes:
+        module: Path of the module.
+        group: Which of the module's layers.
+        operands: Decisions by operand; only consumed slots with a usable answer.
+    """
+
+    module: str
+    group: str
+    operands: dict[str, Decision]
+
+    @property
+    def path(self) -> str:
+        """`module` or `module.group`, as findings name the layer."""
+        path = f"{self.module}.{self.group}" if self.group else self.module
+        return path or "."
+
+    @property
+    def weight(self) -> Decision | None:
+        """The weight's decision."""
+        return self.operands.get("weight")
+
+    @property
+    def shape(self) -> tuple[int, int] | None:
+        """(out, in) of one copy's weight, when known."""
+        shape = self.weight.slot.shape if self.weight else None
+        return (shape[0], shape[1]) if shape is not None and len(shape) == 2 else None
+
+
+@dataclass(frozen=True)
+class GemmPair:
+    """Two operands that meet in a GEMM.
+
+    Attributes:
+        layer: The layer.
+        gemm: fprop, dgrad or wgrad.
+        names: Which operands, with their usage, such as `input.row`.
+        first: Format of the first.
+        second: Format of the second.
+    """
+
+    layer: Layer
+    gemm: Gemm
+    names: tuple[str, str]
+    first: OperandFormat
+    second: OperandFormat
+
+    @property
+    def text(self) -> str:
+        """Both operands with their formats."""
+        first, second = self.names
+        return f"{first} is {self.first.label}, {second} is {self.second.label}"
+
+
+@dataclass(frozen=True)
+class PlanSubject:
+    """A plan to check.
+
+    Attributes:
+        plan: The plan; decisions may hold errors.
+        options: What the user asked for.
+        model: The model, where there is one beyond its inventory.
+        unreached: Branches of the user's factory that no slot reached.
+        untraceable: Why they are not known; `""` where they are.
+    """
+
+    plan: Plan
+    options: AuditOptions = field(default_factory=AuditOptions)
+    model: LoadedModel | None = None
+    unreached: tuple[Unreached, ...] = ()
+    untraceable: str = ""
+
+    @property
+    def inventory(self) -> Inventory:
+        """What the emitters found."""
+        return self.plan.inventory
+
+    @property
+    def rules(self) -> RulesFactory | None:
+        """The rules file, where the factory is one."""
+        function = self.plan.factory.function
+        return function if isinstance(function, RulesFactory) else None
+
+    @cached_property
+    def decisions(self) -> tuple[Decision, ...]:
+        """The decisions that matter: of slots of the pass or passes that will be run."""
+        if not self.options.inference:
+            return self.plan.decisions
+        return tuple(d for d in self.plan.decisions if d.slot.direction is Direction.FORWARD)
+
+    @cached_property
+    def usable(self) -> tuple[Decision, ...]:
+        """Those with a usable answer whose slots something reads."""
+        return tuple(d for d in self.decisions if d.slot.consumed and not d.error)
+
+    @cached_property
+    def layers(self) -> tuple[Layer, ...]:
+        """Linear layers, in the model's order."""
+        found: dict[tuple[str, str], dict[str, Decision]] = {}
+        for decision in self.usable:
+            slot = decision.slot
+            found.setdefault((slot.module, slot.group), {})[slot.operand] = decision
+        return tuple(Layer(*key, operands) for key, operands in found.items())
+
+    @cached_property
+    def pairs(self) -> tuple[GemmPair, ...]:
+        """Every pair of operands that meets, experts with equal answers counted once."""
+        return tuple(pair for layer in self.layers for pair in self._pairs(layer))
+
+    def _pairs(self, layer: Layer) -> Iterator[GemmPair]:
+        gemms = [Gemm.FPROP] if self.options.inference else list(Gemm)
+        for gemm in gemms:
+            (one, usage_one), (two, usage_two) = GEMM_OPERANDS[gemm]
+            if one not in layer.operands or two not in layer.operands:
+                continue
+            names = (f"{one}.{_SHORT[usage_one]}", f"{two}.{_SHORT[usage_two]}")
+            formats = zip(
+                operand_formats(layer.operands[one], usage_one),
+                operand_formats(layer.operands[two], usage_two),
+                strict=False,
+            )
+            for first, second in dict.fromkeys(formats):
+                yield GemmPair(layer, gemm, names, first, second)
+
+
+_SHORT = {"rowwise": "row", "columnwise": "col"}
+
+
+def operand_formats(decision: Decision, usage: str) -> list[OperandFormat]:
+    """The format of every copy's answer."""
+    formats = []
+    for answer in decision.answers:
+        one = replace(decision, answers=(answer,))
+        found = one.rowwise if usage == "rowwise" else one.columnwise
+        if found is not None:
+            formats.append(found)
+    return formats
