@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from qrole.checkpoint.layers import Layer, Selection
+from qrole.checkpoint.schemes import Scheme
 from qrole.checkpoint.source import Source
 
 __all__ = ["Content", "Layout", "Part"]
@@ -66,6 +67,10 @@ class Layout(ABC):
     @abstractmethod
     def parts(self, layer: Layer) -> tuple[Part, ...]:
         """The stored tensors of a layer, codes first."""
+
+    @abstractmethod
+    def codes_name(self, module: str, scheme: Scheme) -> str:
+        """Name of the tensor that holds a module's codes."""
 
     @abstractmethod
     def documents(self, selection: Selection, source: Source) -> dict[str, str]:

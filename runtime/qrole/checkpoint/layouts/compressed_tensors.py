@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 from qrole.checkpoint.config_text import with_key
 from qrole.checkpoint.layers import Layer, Selection
 from qrole.checkpoint.layouts.base import Content, Layout, Part, block_scales, codes
-from qrole.checkpoint.schemes import SCHEMES, Activations
+from qrole.checkpoint.schemes import SCHEMES, Activations, Scheme
 from qrole.checkpoint.source import Source
 from qrole.checkpoint.targets import patterns
 
-__all__ = ["CompressedTensors"]
+__all__ = ["CompressedTensors", "group_of", "quantization"]
 
 _FORMATS = {
     "fp8_tensor": "float-quantized",
@@ -47,28 +47,25 @@ class CompressedTensors(Layout):
     def parts(self, layer: Layer) -> tuple[Part, ...]:
         """Scales of one number have shape [1]; a scalar shape is refused by transformers."""
         base, encoding = layer.module, layer.scheme.encoding
-        static = layer.scheme.activations is Activations.STATIC
-        one = (1,)
-        if encoding == "nvfp4":
-            parts = [
-                codes(f"{base}.weight_packed", "U8", layer),
-                block_scales(f"{base}.weight_scale", layer),
-                Part(f"{base}.weight_global_scale", "F32", one, Content.WEIGHT_DIVISOR),
-            ]
-            if static:
-                name = f"{base}.input_global_scale"
-                parts.append(Part(name, "F32", one, Content.INPUT_DIVISOR))
-            return tuple(parts)
-        if encoding == "mxfp4":
-            data = codes(f"{base}.weight_packed", "U8", layer)
+        dtype = "U8" if layer.scheme.stored.element_bits == 4 else "F8_E4M3"
+        parts = [codes(self.codes_name(base, layer.scheme), dtype, layer)]
+        if encoding == "fp8_tensor":
+            parts.append(_number(f"{base}.weight_scale", Content.WEIGHT_MULTIPLIER))
         else:
-            data = codes(f"{base}.weight", "F8_E4M3", layer)
-        if encoding != "fp8_tensor":
-            return (data, block_scales(f"{base}.weight_scale", layer))
-        parts = [data, Part(f"{base}.weight_scale", "F32", one, Content.WEIGHT_MULTIPLIER)]
-        if static:
-            parts.append(Part(f"{base}.input_scale", "F32", one, Content.INPUT_MULTIPLIER))
+            parts.append(block_scales(f"{base}.weight_scale", layer))
+        if encoding == "nvfp4":
+            parts.append(_number(f"{base}.weight_global_scale", Content.WEIGHT_DIVISOR))
+        if layer.scheme.activations is Activations.STATIC:
+            nvfp4 = encoding == "nvfp4"
+            name = "input_global_scale" if nvfp4 else "input_scale"
+            content = Content.INPUT_DIVISOR if nvfp4 else Content.INPUT_MULTIPLIER
+            parts.append(_number(f"{base}.{name}", content))
         return tuple(parts)
+
+    def codes_name(self, module: str, scheme: Scheme) -> str:
+        """`weight_packed` where two codes share a byte."""
+        packed = scheme.stored.element_bits == 4
+        return f"{module}.weight_packed" if packed else f"{module}.weight"
 
     def documents(self, selection: Selection, source: Source) -> dict[str, str]:
         """config.json with `quantization_config`."""
@@ -76,12 +73,16 @@ class CompressedTensors(Layout):
         return {"config.json": with_key(text, "quantization_config", quantization(selection))}
 
 
+def _number(name: str, content: Content) -> Part:
+    return Part(name, "F32", (1,), content)
+
+
 def quantization(selection: Selection) -> dict[str, Any]:
     """The `quantization_config` of a selection."""
     groups: dict[str, Any] = {}
     for name, layers in selection.schemes().items():
         chosen = patterns((layer.module for layer in layers), selection.modules)
-        groups[f"group_{len(groups)}"] = _group(name, list(chosen))
+        groups[f"group_{len(groups)}"] = group_of(name, list(chosen))
     formats = {group["format"] for group in groups.values()}
     kept = set(selection.modules) - selection.layers.keys()
     return {
@@ -96,7 +97,8 @@ def quantization(selection: Selection) -> dict[str, Any]:
     }
 
 
-def _group(scheme_name: str, targets: list[str]) -> dict[str, Any]:
+def group_of(scheme_name: str, targets: list[str]) -> dict[str, Any]:
+    """The config group of a scheme."""
     scheme = SCHEMES[scheme_name]
     weights = _arguments(_WEIGHTS[scheme.encoding], dynamic=False)
     return {

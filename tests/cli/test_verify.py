@@ -1,0 +1,53 @@
+"""`qrole verify` in the terminal: the table, JSON, and what a defect looks like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qrole.checkpoint.headers import read_headers
+
+Cli = Callable[..., Any]
+
+
+@pytest.fixture
+def written(cli: Cli, samples: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "out"
+    assert cli("apply", samples / "mlp.py", "-f", "nvfp4", "--weight-only", "-o", out).code == 0
+    return out
+
+
+def test_without_a_source_values_are_not_compared(cli: Cli, written: Path) -> None:
+    result = cli("verify", written)
+    assert result.code == 0
+    assert "values were not compared" in result.err
+    assert result.out == ""
+
+
+def test_json_has_the_errors_of_all_layers(cli: Cli, written: Path, samples: Path) -> None:
+    result = cli("verify", written, "--source", samples / "mlp.py", "--json")
+    report = json.loads(result.out)
+    assert (report["schema"], report["ok"]) == ("qrole.verify/1", True)
+    assert [e["scheme"] for e in report["errors"]] == ["nvfp4_a16", "nvfp4_a16"]
+    assert all(15 < e["sqnr_db"] < 25 for e in report["errors"])
+
+
+def test_a_defect_is_named_and_fails(cli: Cli, written: Path, samples: Path) -> None:
+    info = next(i for n, i in read_headers(written).items() if n.endswith("weight_packed"))
+    content = bytearray(info.file.read_bytes())
+    content[info.start] ^= 0x44
+    info.file.write_bytes(content)
+    result = cli("verify", written, "--source", samples / "mlp.py")
+    assert result.code == 1
+    assert "[wrong-values]" in result.err
+    assert "FAILED" in result.err
+
+
+def test_a_directory_that_is_not_quantized(cli: Cli, minilm: Path) -> None:
+    result = cli("verify", minilm)
+    assert result.code == 5
+    assert "declares no quantized layer" in result.err
