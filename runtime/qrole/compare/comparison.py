@@ -24,7 +24,7 @@ from qrole.compare.report import (
 )
 from qrole.emitters import walk
 from qrole.errors import NothingMatchedError, UsageError
-from qrole.execute import Layer, WeightCache, layers_of
+from qrole.execute import Layer, PlanState, WeightCache, layers_of
 from qrole.loading import LoadedModel, load_model
 from qrole.plan import Plan, build_plan
 from qrole.plugins import Factory
@@ -76,7 +76,7 @@ def compare(
     given = (
         [factories] if isinstance(factories, (str, Factory)) or callable(factories) else factories
     )
-    candidates = [new_candidate(build_plan(inventory, as_factory(f))) for f in given]
+    candidates = [new_candidate(build_plan(inventory, as_factory(f)), seed) for f in given]
     _check_candidates(candidates)
     inputs = load_data(loaded, data or DataOptions())
     objective = Objective(loaded.loss, module, seed)
@@ -142,8 +142,11 @@ def _run(
 ) -> float:
     """Runs everything; the sum of the reference's losses."""
     weights, total, done, loss = WeightCache(), len(inputs.batches) * (1 + len(candidates)), 0, 0.0
+    state = PlanState(base, seed=seed)
     for i, batch in enumerate(inputs.batches):
-        reference = run_reference(module, base, batch, objective, backward=backward, seed=seed + i)
+        reference = run_reference(
+            module, state, batch, objective, weights, backward=backward, seed=seed + i
+        )
         loss += reference.loss
         done += 1
         for candidate in candidates:

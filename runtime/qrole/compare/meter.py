@@ -11,7 +11,7 @@ import torch
 
 from qrole.compare.moments import ErrorMoments, Spread
 from qrole.execute import Layer, Observer
-from qrole.roles import Gemm, Usage
+from qrole.roles import Gemm, Slot, Usage
 
 if TYPE_CHECKING:
     from qrole.quantizers.base import OperandFormat
@@ -73,28 +73,22 @@ class Meter(Observer):
         self.first_nonfinite = ""
 
     def operand(
-        self,
-        layer: Layer,
-        operand: str,
-        copy: int,
-        tensor_MK: torch.Tensor,
-        quantized: QuantizedTensor,
+        self, slot: Slot, copy: int, tensor: torch.Tensor, quantized: QuantizedTensor
     ) -> None:
         """Adds one quantized tensor to its slot."""
-        slot = layer.slots[operand].slot.id
         for usage in Usage:
             data = getattr(quantized, usage.value)
             form = quantized.format_of(usage)
             if data is None or form.family == "high_precision":
                 continue
-            stats = self.slots[(slot, usage)]
+            stats = self.slots[(slot.id, usage)]
             dequantized = quantized.dequantize(torch.float32, usage)
-            x_MK = tensor_MK.detach().float()
-            stats.error.add(x_MK, dequantized)
+            x_MK = tensor.detach().float().reshape(-1, tensor.shape[-1])
+            stats.error.add(x_MK, dequantized.reshape(x_MK.shape))
             _add_range(stats, x_MK)
             _add_codes(stats, x_MK, data, form)
             if stats.error.nonfinite:
-                self._blame(f"{operand} of {layer.name}, {usage}")
+                self._blame(f"{slot.operand} of {slot.module}, {usage}")
 
     def product(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -148,7 +149,7 @@ class Objective:
             self._projections[shape] = drawn.to(output.device)
         direction = self._projections[shape]
         projected: torch.Tensor = torch.sum(output.float() * direction)
-        return projected / direction.numel() ** 0.5
+        return projected / math.sqrt(direction.numel())
 
 
 class _CrossEntropyWatcher(TorchFunctionMode):

@@ -14,7 +14,7 @@ from torch import nn
 from qrole.compare.meter import Meter
 from qrole.compare.moments import ErrorMoments
 from qrole.compare.outputs import Batch, Objective, OutputView, call_model, output_of
-from qrole.execute import Layer, Observer, WeightCache, executing
+from qrole.execute import Layer, Observer, PlanState, WeightCache, executing
 from qrole.plan import Plan
 
 __all__ = ["Candidate", "ReferencePass", "run_candidate", "run_reference"]
@@ -28,6 +28,7 @@ class Candidate:
 
     Attributes:
         plan: The plan.
+        state: What its quantizers remember between batches.
         meter: Slots and GEMMs.
         layers: Forward results against the reference run's.
         rerouted: Calls whose results have other shapes than the reference run's.
@@ -42,6 +43,7 @@ class Candidate:
     """
 
     plan: Plan
+    state: PlanState
     meter: Meter = field(default_factory=Meter)
     layers: dict[Layer, ErrorMoments] = field(default_factory=lambda: defaultdict(ErrorMoments))
     rerouted: dict[Layer, int] = field(default_factory=lambda: defaultdict(int))
@@ -105,12 +107,22 @@ class _Comparer(Meter):
 
 
 def run_reference(
-    model: nn.Module, plan: Plan, batch: Batch, objective: Objective, *, backward: bool, seed: int
+    model: nn.Module,
+    state: PlanState,
+    batch: Batch,
+    objective: Objective,
+    weights: WeightCache,
+    *,
+    backward: bool,
+    seed: int,
 ) -> ReferencePass:
     """Runs one batch under the reference plan and keeps what candidates are compared with."""
     recorder = _Recorder()
     torch.manual_seed(seed)
-    with executing(model, plan, observer=recorder, seed=seed), _no_grads_left(model):
+    with (
+        executing(model, state.plan, observer=recorder, weights=weights, state=state),
+        _no_grads_left(model),
+    ):
         output, loss = _forward(model, batch, objective, backward)
         grads = {}
         if backward:
@@ -137,7 +149,11 @@ def run_candidate(
     torch.manual_seed(seed)
     with (
         executing(
-            model, candidate.plan, observer=candidate.meter, weights=weights, seed=seed
+            model,
+            candidate.plan,
+            observer=candidate.meter,
+            weights=weights,
+            state=candidate.state,
         ) as run,
         _no_grads_left(model),
         _comparing_grads(model, reference.grads, candidate.grads),
@@ -153,9 +169,9 @@ def run_candidate(
     _compare_outputs(candidate, reference, output.tensor.detach(), objective.logits)
 
 
-def new_candidate(plan: Plan) -> Candidate:
+def new_candidate(plan: Plan, seed: int) -> Candidate:
     """A candidate with nothing measured yet."""
-    return Candidate(plan, meter=_Comparer())
+    return Candidate(plan, PlanState(plan, seed=seed), meter=_Comparer())
 
 
 def _forward(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qrole.roles import Gemm
+from qrole.roles import Gemm, Slot
 
 if TYPE_CHECKING:
     import torch
@@ -28,12 +28,7 @@ class Observer:
     wants_operands: bool = False
 
     def operand(
-        self,
-        layer: Layer,
-        operand: str,
-        copy: int,
-        tensor_MK: torch.Tensor,
-        quantized: QuantizedTensor,
+        self, slot: Slot, copy: int, tensor: torch.Tensor, quantized: QuantizedTensor
     ) -> None:
         """One tensor was quantized; weights are told of once per run."""
 

@@ -5,8 +5,8 @@ Shapes: M tokens, K in-features, N out-features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +32,7 @@ class Call:
         copy: Index of the expert.
         stable: The quantized weight may be kept for later calls.
         differentiable: Gradients are being recorded.
+        repeated: The forward pass is a recomputation, of which nobody is told.
     """
 
     run: Execution
@@ -39,6 +40,7 @@ class Call:
     copy: int
     stable: bool
     differentiable: bool
+    repeated: bool
 
 
 class QuantizedLinear(torch.autograd.Function):
@@ -57,20 +59,15 @@ class QuantizedLinear(torch.autograd.Function):
         needs_dw = call.differentiable and ctx.needs_input_grad[1]
         qw = run.quantize_weight(call, w_NK, x_MK.dtype, columnwise=needs_dx)
         qx = run.quantize(call, "input", x_MK, rowwise=True, columnwise=needs_dw)
-        left, right = _pair(qx, Usage.ROWWISE, qw, Usage.ROWWISE)
-        y_MN = gemm.fprop(left, right, bias)
-        w = w_NK.to(x_MK.dtype)
-        run.observer.product(call.layer, Gemm.FPROP, call.copy, x_MK, w.t(), y_MN, bias)
-        ctx.call = call
-        ctx.dtypes = (x_MK.dtype, w_NK.dtype)
-        ctx.weight = qw
-        ctx.input = partial(QuantizedTensor, qx.shape, qx.dtype, qx.quantizer)
+        y_MN = gemm.fprop(*_operands(qx, Usage.ROWWISE, qw, Usage.ROWWISE), bias)
+        if not call.repeated:
+            w = w_NK.to(x_MK.dtype)
+            run.observer.product(call.layer, Gemm.FPROP, call.copy, x_MK, w.t(), y_MN, bias)
+        ctx.call, ctx.weight = call, qw
+        ctx.input, tensors = _packed(qx) if needs_dw else (None, ())
         keep = run.observer.wants_operands
-        made = qx.columnwise if needs_dw else None
         ctx.save_for_backward(
-            x_MK if keep and needs_dw else None,
-            w_NK if keep and needs_dx else None,
-            *((made.data, made.scale_inv, made.amax) if made is not None else (None,) * 3),
+            x_MK if keep and needs_dw else None, w_NK if keep and needs_dx else None, *tensors
         )
         return y_MN
 
@@ -80,24 +77,40 @@ class QuantizedLinear(torch.autograd.Function):
         """Quantizes the output gradient; dgrad and wgrad as far as they are needed."""
         call: Call = ctx.call
         run, (needs_dx, needs_dw, needs_db, _) = call.run, ctx.needs_input_grad
-        x_MK, w_NK, *columnwise = ctx.saved_tensors
-        run.check_alive(call.layer)
+        run.begin_backward(call.layer)
+        x_MK, w_NK, *tensors = ctx.saved_tensors
         dx = dw = None
         qdy = run.quantize(call, "grad_output", dy_MN, rowwise=needs_dx, columnwise=needs_dw)
         if needs_dx:
-            left, right = _pair(qdy, Usage.ROWWISE, ctx.weight, Usage.COLUMNWISE)
-            dx = gemm.dgrad(left, right)
+            dx = gemm.dgrad(*_operands(qdy, Usage.ROWWISE, ctx.weight, Usage.COLUMNWISE))
             if w_NK is not None:
                 w = w_NK.to(dy_MN.dtype)
                 run.observer.product(call.layer, Gemm.DGRAD, call.copy, dy_MN, w, dx, None)
         if needs_dw:
-            qx = ctx.input(columnwise=Representation(*columnwise))
-            left, right = _pair(qdy, Usage.COLUMNWISE, qx, Usage.COLUMNWISE)
-            dw = gemm.wgrad(left, right)
+            qx = ctx.input(tensors)
+            dw = gemm.wgrad(*_operands(qdy, Usage.COLUMNWISE, qx, Usage.COLUMNWISE))
             if x_MK is not None:
                 run.observer.product(call.layer, Gemm.WGRAD, call.copy, dy_MN.t(), x_MK, dw, None)
-            dw = dw.to(ctx.dtypes[1])
         return dx, dw, dy_MN.sum(0) if needs_db else None, None
+
+
+def _packed(
+    quantized: QuantizedTensor,
+) -> tuple[Callable[[list[Any]], QuantizedTensor], tuple[torch.Tensor | None, ...]]:
+    """The column-wise data as tensors for autograd to keep, and what puts them together again.
+
+    Autograd has to hold them itself, so that checkpointing can let go of them.
+    """
+    made = quantized.columnwise
+    if not isinstance(made, Representation):
+        return (lambda _: quantized), ()
+    shape, dtype, quantizer = quantized.shape, quantized.dtype, quantized.quantizer
+
+    def unpacked(tensors: list[Any]) -> QuantizedTensor:
+        columnwise = Representation(*tensors)
+        return QuantizedTensor(shape, dtype, quantizer, columnwise=columnwise)
+
+    return unpacked, (made.data, made.scale_inv, made.amax)
 
 
 def quantized_linear(
@@ -111,7 +124,7 @@ def quantized_linear(
 Operand = QuantizedTensor | torch.Tensor
 
 
-def _pair(
+def _operands(
     left: QuantizedTensor, left_usage: Usage, right: QuantizedTensor, right_usage: Usage
 ) -> tuple[Operand, Operand]:
     """Both operands as the GEMM takes them.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -15,13 +16,31 @@ from qrole.errors import UsageError
 from qrole.execute.layers import Layer, Match, WeightTable, layers_of
 from qrole.execute.mode import PlanMode
 from qrole.execute.observer import Observer
+from qrole.execute.own_modules import own_modules, running_own_modules
 from qrole.execute.products import Call, quantized_linear
+from qrole.execute.state import PlanState
 from qrole.execute.weights import WeightCache
 from qrole.plan import Plan
-from qrole.quantizers.base import Quantizer
 from qrole.quantizers.tensor import QuantizedTensor
+from qrole.roles import Gemm, Slot
+from qrole.state import register, update_delayed_scaling
 
 __all__ = ["Execution", "executing"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Where a quantized tensor comes from.
+
+    Attributes:
+        slot: Its slot.
+        copy: Index of the expert.
+        tensor: The tensor before quantization, where the observer wants it.
+    """
+
+    slot: Slot
+    copy: int
+    tensor: torch.Tensor | None
 
 
 class Execution:
@@ -39,73 +58,100 @@ class Execution:
     def __init__(
         self,
         model: nn.Module,
-        plan: Plan,
-        layers: tuple[Layer, ...],
+        state: PlanState,
+        own: dict[str, nn.Module],
         observer: Observer,
         weights: WeightCache,
-        seed: int,
     ) -> None:
-        self.plan = plan
-        self.layers = layers
-        self.table = WeightTable(model, layers)
+        self.plan = state.plan
+        self.layers = layers_of(state.plan)
+        self.table = WeightTable(model, tuple(x for x in self.layers if x.module not in own))
         self.observer = observer
         self.rows: Counter[tuple[Layer, int]] = Counter()
         self.readers: dict[Layer, set[str]] = {}
         self.active = True
+        self._state = state
         self._weights = weights
-        self._seed = seed
-        self._quantizers: dict[tuple[Layer, str, int], Quantizer] = {}
-        self._generators: dict[tuple[Layer, str, int], torch.Generator] = {}
+        self._layer_of = {d.slot.id: layer for layer in self.layers for d in layer.slots.values()}
+        self._steps_pending = False
+        self._seen: WeakKeyDictionary[QuantizedTensor, Seen] = WeakKeyDictionary()
 
     def multiply(
         self, match: Match, x: torch.Tensor, w_NK: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Computes x (..., K) @ w.T + bias with the layer's quantizers, differentiable."""
-        device = x.device.type
+        layer, device = match.layer, x.device.type
         if torch.is_autocast_enabled(device):
             x = x.to(torch.get_autocast_dtype(device))
         x_MK = x.reshape(-1, x.shape[-1])
-        recomputing = torch._C._current_graph_task_id() != -1
-        if not recomputing:
-            self.rows[(match.layer, match.copy)] += x_MK.shape[0]
+        added = bias if bias is None else bias.to(x.dtype)
+        repeated = _in_backward()
         with torch.autocast(device, enabled=False):
-            if match.layer.quantized and x_MK.shape[0]:
-                call = Call(self, match.layer, match.copy, match.stable, torch.is_grad_enabled())
-                y_MN = quantized_linear(x_MK, w_NK, bias, call)
+            if layer.quantized and x_MK.shape[0]:
+                recording = torch.is_grad_enabled()
+                call = Call(self, layer, match.copy, match.stable, recording, repeated)
+                y_MN = quantized_linear(x_MK, w_NK, added, call)
             else:
-                added = bias if bias is None else bias.to(x.dtype)
                 y_MN = nn.functional.linear(x_MK, w_NK.to(x.dtype), added)
-        if not recomputing:
-            self.observer.output(match.layer, match.copy, y_MN.detach())
+        if not repeated:
+            self._saw_result(layer, match.copy, y_MN)
         return y_MN.view(*x.shape[:-1], y_MN.shape[-1])
 
     def quantize(
         self, call: Call, operand: str, x_MK: torch.Tensor, *, rowwise: bool, columnwise: bool
     ) -> QuantizedTensor:
-        """An input or an output gradient, quantized; at least row-wise."""
-        quantizer = self._quantizer(call, operand)
+        """An input or an output gradient of a foreign layer, quantized."""
+        slot = call.layer.slots[operand].slot
+        quantizer = self._state.quantizer(slot, call.copy)
         quantizer.set_usage(rowwise=rowwise, columnwise=columnwise)
-        made = quantizer.quantize(x_MK.detach(), generator=self._generator(call, operand, x_MK))
-        self.observer.operand(call.layer, operand, call.copy, x_MK, made)
+        generator = self._state.generator(slot, call.copy, x_MK.device)
+        made = quantizer.quantize(x_MK.detach(), generator=generator)
+        if operand == "grad_output" or not call.repeated:
+            self.observer.operand(slot, call.copy, x_MK, made)
         return made
 
     def quantize_weight(
         self, call: Call, w_NK: torch.Tensor, dtype: torch.dtype, *, columnwise: bool
     ) -> QuantizedTensor:
-        """The weight, quantized once as long as it does not change."""
-        quantizer = self._quantizer(call, "weight")
-        generator = self._generator(call, "weight", w_NK)
-        if call.stable:
-            made, fresh = self._weights.get(w_NK, dtype, quantizer, columnwise, generator)
+        """A foreign layer's weight, quantized once as long as it does not change."""
+        slot = call.layer.slots["weight"].slot
+        quantizer = self._state.quantizer(slot, call.copy)
+        quantizer.set_usage(rowwise=True, columnwise=columnwise)
+        return self._quantized_weight(quantizer, slot, call.copy, w_NK, dtype, call.stable)
+
+    def quantize_own(
+        self, quantizer: Any, slot: Slot, copy: int, tensor: torch.Tensor
+    ) -> QuantizedTensor:
+        """What a module with quantizers of its own has one of them do; usage flags are set."""
+        if slot.operand == "weight":
+            made = self._quantized_weight(quantizer, slot, copy, tensor, tensor.dtype, True)
         else:
-            made = self._weights.quantize(w_NK, dtype, quantizer, columnwise, generator)
-            fresh = True
-        if fresh:
-            self.observer.operand(call.layer, "weight", call.copy, w_NK.detach().to(dtype), made)
+            generator = self._state.generator(slot, copy, tensor.device)
+            made = quantizer.quantize_unwatched(tensor, generator=generator)
+            if slot.direction == "backward" or not _in_backward():
+                self.observer.operand(slot, copy, tensor, made)
+        self._seen[made] = Seen(slot, copy, tensor if self.observer.wants_operands else None)
         return made
 
-    def check_alive(self, layer: Layer) -> None:
-        """Refuses a backward pass after the run has ended.
+    def saw_product(
+        self, gemm: Gemm, left: Any, right: Any, result: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        """A module with quantizers of its own multiplied; its left operand tells for whom."""
+        seen, other = self._seen.get(left), self._seen.get(right)
+        layer = self._layer_of.get(seen.slot.id) if seen is not None else None
+        if seen is None or layer is None:
+            return
+        copy = seen.copy
+        if gemm is Gemm.FPROP and not _in_backward():
+            self._saw_result(layer, copy, result.detach().reshape(-1, result.shape[-1]))
+        if seen.tensor is not None and other is not None and other.tensor is not None:
+            a, b = (x.detach().reshape(-1, x.shape[-1]) for x in (seen.tensor, other.tensor))
+            a, b = (a.t() if gemm is Gemm.WGRAD else a), (b.t() if gemm is Gemm.FPROP else b)
+            flat = result.reshape(-1, result.shape[-1])
+            self.observer.product(layer, gemm, copy, a, b, flat, bias)
+
+    def begin_backward(self, layer: Layer) -> None:
+        """Checks that the run goes on, and sees to delayed scaling when this pass is done.
 
         Raises:
             UsageError: The context was left before `backward()`.
@@ -116,27 +162,45 @@ class Execution:
                 expected="forward and backward inside the same `with executing(...)`",
                 hint="call loss.backward() inside the block",
             )
+        if self._state.buffers and not self._steps_pending:
+            self._steps_pending = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+
+    def _end_backward(self) -> None:
+        self._steps_pending = False
+        update_delayed_scaling(forward=False)
 
     def never_ran(self) -> list[Layer]:
         """Layers whose weight was in no product, in the order of the plan."""
         ran = {layer for layer, _ in self.rows}
         return [layer for layer in self.layers if layer not in ran]
 
-    def _quantizer(self, call: Call, operand: str) -> Quantizer:
-        key = (call.layer, operand, call.copy)
-        if key not in self._quantizers:
-            answer = call.layer.slots[operand].answers[call.copy]
-            self._quantizers[key] = answer.copy()
-        return self._quantizers[key]
+    def _saw_result(self, layer: Layer, copy: int, y_MN: torch.Tensor) -> None:
+        self.rows[(layer, copy)] += y_MN.shape[0]
+        self.observer.output(layer, copy, y_MN.detach())
 
-    def _generator(self, call: Call, operand: str, like: torch.Tensor) -> torch.Generator:
-        """Random bits of one slot and expert, the same in every run of equal seed."""
-        key = (call.layer, operand, call.copy)
-        if key not in self._generators:
-            name = f"{self._seed}/{call.layer.slots[operand].slot.id}/{call.copy}"
-            seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little") >> 1
-            self._generators[key] = torch.Generator(like.device).manual_seed(seed)
-        return self._generators[key]
+    def _quantized_weight(
+        self,
+        quantizer: Any,
+        slot: Slot,
+        copy: int,
+        w_NK: torch.Tensor,
+        dtype: torch.dtype,
+        stable: bool,
+    ) -> QuantizedTensor:
+        generator = self._state.generator(slot, copy, w_NK.device)
+        make = getattr(quantizer, "quantize_unwatched", quantizer.quantize)
+
+        def quantize() -> QuantizedTensor:
+            made: QuantizedTensor = make(w_NK.detach().to(dtype), generator=generator)
+            return made
+
+        made = self._weights.get(w_NK, dtype, quantizer, quantize) if stable else quantize()
+        news = (made, made.columnwise is not None)
+        if self._state.told.get((slot.id, copy)) != news:
+            self._state.told[(slot.id, copy)] = news
+            self.observer.operand(slot, copy, w_NK.detach().to(dtype), made)
+        return made
 
 
 @contextmanager
@@ -146,13 +210,15 @@ def executing(
     *,
     observer: Observer | None = None,
     weights: WeightCache | None = None,
+    state: PlanState | None = None,
     seed: int = 0,
 ) -> Iterator[Execution]:
     """Makes every covered layer of a model compute with the plan's quantizers, fwd and bwd.
 
     Nothing in the model is replaced: products with covered weights are intercepted where torch
     dispatches them, so any module that multiplies by a covered parameter is served, whatever its
-    class. Compiled functions run eagerly meanwhile. The backward pass belongs inside the block.
+    class. Modules that quantize by themselves are given the plan's quantizers. Compiled functions
+    run eagerly meanwhile. The backward pass belongs inside the block.
 
     Args:
         model: The module that the plan was made for, or that module wrapped by DDP, FSDP or
@@ -160,21 +226,48 @@ def executing(
         plan: What every slot gets.
         observer: Told of operands, products and outputs.
         weights: Quantized weights to share with other runs; default: this run's own.
-        seed: Of stochastic rounding.
+        state: What quantizers remember from an earlier block; default: they begin anew.
+        seed: Of stochastic rounding, where there is no state.
+
+    Raises:
+        UsageError: The state belongs to another plan.
     """
-    layers = layers_of(plan)
-    run = Execution(
-        _unwrapped(model), plan, layers, observer or Observer(), weights or WeightCache(), seed
-    )
+    inner = _unwrapped(model)
+    own = own_modules(inner, plan)
+    state = state or PlanState(plan, seed=seed)
+    if state.plan is not plan:
+        raise UsageError(
+            f"a state of {state.plan.factory.name} for a plan of {plan.factory.name}",
+            expected="the state that an earlier run of the same plan used",
+            hint="build one PlanState per plan",
+        )
+    state.build(own)
+    run = Execution(inner, state, own, observer or Observer(), weights or WeightCache())
+    for buffers in state.buffers:
+        register(buffers)
+    ended = inner.register_forward_hook(lambda *_: _end_forward(state))
     try:
         with (
             run.table.following(),
+            running_own_modules(own, state, run),
             torch.compiler.set_stance("force_eager"),
             PlanMode(run),
         ):
             yield run
     finally:
+        ended.remove()
         run.active = False
+
+
+def _end_forward(state: PlanState) -> None:
+    """Ends the forward part of a step, as TransformerEngine's autocast does where it is left."""
+    if torch.is_grad_enabled() and (state.buffers or state.initialized):
+        update_delayed_scaling(forward=True)
+
+
+def _in_backward() -> bool:
+    """Whether autograd is running, so that a forward pass is a recomputation."""
+    return torch._C._current_graph_task_id() != -1
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
@@ -185,4 +278,5 @@ def _unwrapped(model: nn.Module) -> nn.Module:
         elif hasattr(inner, "_orig_mod"):
             inner = inner._orig_mod
         else:
-            return inner  # type: ignore[no-any-return]
+            found: nn.Module = inner
+            return found

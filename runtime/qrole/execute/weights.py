@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from qrole.quantizers.base import Quantizer
@@ -28,17 +29,15 @@ class WeightCache:
         view_NK: torch.Tensor,
         dtype: torch.dtype,
         quantizer: Quantizer,
-        columnwise: bool,
-        generator: torch.Generator | None,
-    ) -> tuple[QuantizedTensor, bool]:
-        """The quantized weight, and whether anything was quantized for it just now.
+        quantize: Callable[[], QuantizedTensor],
+    ) -> QuantizedTensor:
+        """The quantized weight, with the representations that are needed.
 
         Args:
             view_NK: The weight as (out, in), any strides; its storage is kept alive by the entry.
             dtype: What the weight is cast to before it is quantized.
-            quantizer: Used as it is; its usage flags are set here.
-            columnwise: The column-wise representation is needed too.
-            generator: Random bits for stochastic rounding.
+            quantizer: Its options are part of the key; its usage flags say what is needed.
+            quantize: Has the quantizer make what its usage flags say.
         """
         storage = view_NK.untyped_storage()
         place = (storage._cdata, view_NK.storage_offset(), view_NK.shape, view_NK.stride())
@@ -46,25 +45,10 @@ class WeightCache:
         version = view_NK._version
         found = self._entries.get(key)
         if found is None or found[0] != version:
-            made = self.quantize(view_NK, dtype, quantizer, columnwise, generator)
+            made = quantize()
             self._entries[key] = (version, made, storage)
-            return made, True
+            return made
         made = found[1]
-        if columnwise and made.columnwise is None:
-            quantizer.set_usage(rowwise=False, columnwise=True)
-            weight = view_NK.detach().to(dtype)
-            made.columnwise = quantizer.quantize(weight, generator=generator).columnwise
-            return made, True
-        return made, False
-
-    @staticmethod
-    def quantize(
-        view_NK: torch.Tensor,
-        dtype: torch.dtype,
-        quantizer: Quantizer,
-        columnwise: bool,
-        generator: torch.Generator | None,
-    ) -> QuantizedTensor:
-        """A freshly quantized weight that is not kept."""
-        quantizer.set_usage(rowwise=True, columnwise=columnwise)
-        return quantizer.quantize(view_NK.detach().to(dtype), generator=generator)
+        if quantizer.columnwise_usage and made.columnwise is None:
+            made.columnwise = quantize().columnwise
+        return made
