@@ -27,7 +27,18 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Column", "OutputFormat", "err", "finish", "note", "out", "progress", "show", "warn"]
+__all__ = [
+    "Column",
+    "OutputFormat",
+    "err",
+    "finish",
+    "note",
+    "out",
+    "progress",
+    "shorten",
+    "show",
+    "warn",
+]
 
 _NARROW = 80
 
@@ -146,7 +157,10 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
         if column.path and spare > 0:
             cut = min(spare, max(width - 16, 0))
             width, spare = width - cut, spare - cut
-            rows = [[*row[:i], _shorten(row[i], width), *row[i + 1 :]] for row in rows]
+            rows = [
+                [*row[:i], shorten(row[i], width) if len(row[i]) > width else row[i], *row[i + 1 :]]
+                for row in rows
+            ]
         table.add_column(
             column.name,
             justify="right" if column.right else "left",
@@ -160,12 +174,32 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def _shorten(path: str, width: int) -> str:
-    """A path of at most `width` characters, cut in the middle."""
-    if len(path) <= width:
-        return path
-    tail = (width - 1) * 2 // 3
-    return f"{path[: width - 1 - tail]}…{path[-tail:]}"
+def shorten(path: str, width: int) -> str:
+    """A dotted path in at most `width` characters: numbers and the last name stay.
+
+    `encoder.layer.3.attention.output.dense` in 28 is `….3.attention.output.dense`.
+    """
+    parts = path.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdigit() or "-" in part]
+    last = len(parts) - 1
+    rest = [i for i in range(last - 1, -1, -1) if i not in numbers]
+    kept: list[int] = []
+    for i in dict.fromkeys([last, *numbers, *rest]):
+        if len(_joined(parts, [*kept, i])) <= width:
+            kept.append(i)
+    if last in kept:
+        return _joined(parts, kept)
+    return f"{path[: width // 3]}…{path[len(path) - (width - 1 - width // 3) :]}"
+
+
+def _joined(parts: list[str], kept: Sequence[int]) -> str:
+    words: list[str] = []
+    for i, part in enumerate(parts):
+        if i in kept:
+            words.append(part)
+        elif not words or words[-1] != "…":
+            words.append("…")
+    return ".".join(words)
 
 
 def _csv(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
@@ -195,12 +229,17 @@ def warn(text: str) -> None:
     err.print(Text.assemble(("warning: ", "yellow"), text), soft_wrap=True)
 
 
-def finish(ok: bool, text: str) -> None:
-    """The last line of a command, on stderr: what came out of it."""
-    if ok and settings.quiet:
+def finish(ok: bool | None, text: str) -> None:
+    """The last line of a command, on stderr: what came out of it.
+
+    Args:
+        ok: Passed or failed; None where nothing was judged.
+        text: What was done, or what is wrong.
+    """
+    if settings.quiet and ok is not False:
         return
-    word, style = ("PASSED", "bold green") if ok else ("FAILED", "bold red")
-    err.print(Text.assemble((word, style), f" {text}"), soft_wrap=True)
+    words = {True: ("PASSED", "bold green"), False: ("FAILED", "bold red"), None: ("DONE", "bold")}
+    err.print(Text.assemble(words[ok], f" {text}"), soft_wrap=True)
 
 
 class ProgressReporter:

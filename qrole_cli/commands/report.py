@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
         view = write_report(sources, output, force=force)
         measured = sum(map(len, view.cells))
         console.finish(
-            True,
+            None,
             f"wrote {output}: {len(view.slots)} slots, {measured} measurements, "
             f"{len(view.findings)} findings",
         )
