@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from qrole.errors import ConfigError, UnknownNameError
 from torch import Tensor
+
+from qrole.errors import ConfigError, UnknownNameError
 
 __all__ = ["ACTIVATIONS", "Activation", "activation"]
 

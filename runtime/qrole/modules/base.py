@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from qrole.autocast import current_autocast
 from qrole.errors import ConfigError
 from qrole.modules.slots import SlotFacts, describe_slots
@@ -27,13 +29,13 @@ from qrole.state import (
     RecipeState,
     register,
 )
-from torch import Tensor, nn
 
 __all__ = [
     "MissingRoleWarning",
     "QuantizedModule",
     "RoleCountError",
     "StaleQuantizersWarning",
+    "carry_history",
     "default_name",
     "delayed_buffers",
 ]
@@ -191,11 +193,11 @@ class QuantizedModule(nn.Module, ABC):
         if self.fp8_meta_tensors_initialized and old is not None and _serves(old, recipe):
             return
         new = self._make_state(fwd, recipe)
-        if old is not None and not new.inherit_state_from(old):
-            _carry_history(old, new)
+        if old is not None:
+            carry_history(old, new)
         self._asked_factory = getattr(recipe, "qfactory", None)
         self._kept_weights.clear()
-        self.quantizers[_KEYS[fwd]] = self._make_quantizers(new)
+        self.quantizers[_KEYS[fwd]] = self._make_quantizers(new, recipe)
         self.fp8_meta[_KEYS[fwd]] = new
 
     def _make_state(self, fwd: bool, recipe: Recipe) -> RecipeState:
@@ -216,7 +218,7 @@ class QuantizedModule(nn.Module, ABC):
             roles=roles,
         )
 
-    def _make_quantizers(self, state: RecipeState) -> list[Quantizer]:
+    def _make_quantizers(self, state: RecipeState, recipe: Recipe) -> list[Quantizer]:
         return state.make_quantizers()
 
     def _delayed_buffers(self) -> Iterator[DelayedBuffers]:
@@ -311,8 +313,14 @@ def _serves(state: RecipeState, recipe: Recipe) -> bool:
     return True
 
 
-def _carry_history(old: RecipeState, new: RecipeState) -> None:
-    """Keeps scales and the latest steps where only the length of the amax history changed."""
+def carry_history(old: RecipeState, new: RecipeState) -> None:
+    """Has a state go on where the one that it replaces stopped.
+
+    Delayed-scaling buffers are handed on; where the length of the amax history changed, scales and
+    the latest steps are copied.
+    """
+    if new.inherit_state_from(old):
+        return
     before, after = delayed_buffers(old), delayed_buffers(new)
     if before is None or after is None or before.dtype is not after.dtype:
         return

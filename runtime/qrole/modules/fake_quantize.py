@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from qrole.modules.prequantized import attach_quantized, quantized_form
-from qrole.quantizers.base import Quantizer
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from qrole.modules.prequantized import attach_quantized, quantized_form
+from qrole.quantizers.base import Quantizer
 
 __all__ = ["fake_quantize", "round_trip"]
 
@@ -44,7 +45,7 @@ class _FakeQuantize(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
         return round_trip(grad_output, ctx.quantizer, carry=ctx.carry), None, None, None
 
 

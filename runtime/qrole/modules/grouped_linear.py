@@ -7,6 +7,9 @@ from dataclasses import replace
 from typing import Unpack
 
 import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
 from qrole.errors import ConfigError, OperandError
 from qrole.modules.base import QuantizedModule
 from qrole.modules.expert_quantizers import check_experts
@@ -15,9 +18,9 @@ from qrole.modules.linear_function import LinearQuantizers, calibrate, quantized
 from qrole.modules.parameters import Init, default_init, empty_parameter
 from qrole.modules.slots import SlotFacts
 from qrole.quantizers import QuantizedTensor, Quantizer
+from qrole.recipes import Recipe
 from qrole.roles import QuantizerRole, Slot
 from qrole.state import CustomRecipeState, RecipeState
-from torch import Tensor, nn
 
 __all__ = ["GroupedLinear", "fold_experts", "grouped_linear", "split_sizes"]
 
@@ -65,9 +68,11 @@ def grouped_linear(
     Returns:
         (M, out).
     """
-    parts = x.split([*sizes, x.shape[0] - sum(sizes)])
+    parts = torch.split(x, [*sizes, x.shape[0] - sum(sizes)])
     outputs = [
-        quantized_linear(part, w, b, q if len(part) else None, weight_operand=k if len(part) else None)
+        quantized_linear(
+            part, w, b, q if len(part) else None, weight_operand=k if len(part) else None
+        )
         for part, w, b, q, k in zip(parts[:-1], weights, biases, quantizers, kept, strict=True)
     ]
     rest = parts[-1].new_zeros(len(parts[-1]), weights[0].shape[0])
@@ -132,6 +137,7 @@ class GroupedLinear(QuantizedModule):
                 nn.init.zeros_(self.get_parameter(f"bias{i}"))
 
     @property
+    @override
     def slot_facts(self) -> tuple[list[SlotFacts], list[SlotFacts]]:
         shape = (self.out_features, self.in_features)
         forward, backward = [], []
@@ -144,6 +150,7 @@ class GroupedLinear(QuantizedModule):
             backward += [SlotFacts("grad_output"), SlotFacts("grad_input", consumed=False)]
         return forward, backward
 
+    @override
     def get_quantizer_roles(
         self, *, fwd: bool, num_quantizers: int
     ) -> list[QuantizerRole | None] | None:
@@ -160,12 +167,14 @@ class GroupedLinear(QuantizedModule):
             ]
         return [roles[i % len(roles)] for i in range(num_quantizers)]
 
+    @override
     def quantizer_slots(self, path: str) -> list[Slot]:
         """As in `QuantizedModule`; experts of equal roles are folded into slots of many copies."""
         return fold_experts(super().quantizer_slots(path), self.num_gemms)
 
-    def _make_quantizers(self, state: RecipeState) -> list[Quantizer]:
-        made = super()._make_quantizers(state)
+    @override
+    def _make_quantizers(self, state: RecipeState, recipe: Recipe) -> list[Quantizer]:
+        made = super()._make_quantizers(state, recipe)
         if isinstance(state, CustomRecipeState):
             operands = ("input", "weight") if state.forward else ("grad_output",)
             stride = len(made) // self.num_gemms
@@ -231,7 +240,7 @@ class GroupedLinear(QuantizedModule):
 
     def _calibrate(self, x: Tensor, sizes: list[int], weights: list[Tensor]) -> None:
         forward = self.quantizers["scaling_fwd"]
-        for i, part in enumerate(x.split([*sizes, x.shape[0] - sum(sizes)])[:-1]):
+        for i, part in enumerate(torch.split(x, [*sizes, x.shape[0] - sum(sizes)])[:-1]):
             calibrate((part, forward[3 * i]), (weights[i], forward[3 * i + 1]))
 
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 import torch
+from torch import Tensor, nn
+
 from qrole.modules.keywords import LayerNormLinearKeywords, check_keywords
 from qrole.modules.linear import LinearModule
 from qrole.modules.normalization import check_normalization, normalize
 from qrole.modules.parameters import Init, empty_parameter
-from torch import Tensor, nn
 
 __all__ = ["LayerNormLinear"]
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from typing import Unpack
 
 import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
 from qrole.errors import ConfigError
 from qrole.modules.activation import activation as activation_named
 from qrole.modules.base import QuantizedModule
@@ -15,7 +18,6 @@ from qrole.modules.normalization import check_normalization, normalize
 from qrole.modules.parameters import Init, default_init, empty_parameter
 from qrole.modules.slots import SlotFacts
 from qrole.roles import QuantizerRole
-from torch import Tensor, nn
 
 __all__ = ["LayerNormMLP"]
 
@@ -106,6 +108,7 @@ class LayerNormMLP(QuantizedModule):
                 nn.init.zeros_(bias)
 
     @property
+    @override
     def slot_facts(self) -> tuple[list[SlotFacts], list[SlotFacts]]:
         forward, backward = [], []
         for layer in _LAYERS:
@@ -122,6 +125,7 @@ class LayerNormMLP(QuantizedModule):
             ]
         return forward, backward
 
+    @override
     def get_quantizer_roles(
         self, *, fwd: bool, num_quantizers: int
     ) -> list[QuantizerRole | None] | None:
@@ -170,7 +174,9 @@ class LayerNormMLP(QuantizedModule):
             kind=self.normalization,
             zero_centered_gamma=self.zero_centered_gamma,
         )
-        bias1, bias2 = (None if b is None else b.to(x.dtype) for b in (self.fc1_bias, self.fc2_bias))
+        bias1, bias2 = (
+            None if b is None else b.to(x.dtype) for b in (self.fc1_bias, self.fc2_bias)
+        )
         hidden = self._layer(0, normed, self.fc1_weight, bias1, is_first_microbatch)
         hidden = self.activation(hidden)
         added = None if self.return_bias else bias2

@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
 from qrole.modules.base import QuantizedModule
 from qrole.modules.keywords import LinearKeywords, check_keywords
 from qrole.modules.linear_function import LinearQuantizers, calibrate, quantized_linear
 from qrole.modules.parameters import Init, ParameterSplit, default_init, empty_parameter
 from qrole.modules.slots import SlotFacts
 from qrole.roles import QuantizerRole
-from torch import Tensor, nn
 
 __all__ = ["Linear", "LinearModule"]
 
@@ -72,6 +74,7 @@ class LinearModule(QuantizedModule):
                 nn.init.zeros_(self.get_parameter(name))
 
     @property
+    @override
     def slot_facts(self) -> tuple[list[SlotFacts], list[SlotFacts]]:
         shape = (self.out_features, self.in_features)
         forward = [
@@ -85,6 +88,7 @@ class LinearModule(QuantizedModule):
         ]
         return forward, backward
 
+    @override
     def get_quantizer_roles(
         self, *, fwd: bool, num_quantizers: int
     ) -> list[QuantizerRole | None] | None:

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
 from qrole import gemm
 from qrole.modules.fake_quantize import round_trip
 from qrole.modules.prequantized import quantized_form
 from qrole.quantizers import Float8Quantizer, QuantizedTensor, Quantizer
 from qrole.state import is_first_module, update_delayed_scaling
-from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 __all__ = ["LinearQuantizers", "calibrate", "quantized_linear"]
 
@@ -88,14 +89,10 @@ class _QuantizedLinear(torch.autograd.Function):
         dx_wanted, dw_wanted = ctx.needs_input_grad[:2]
         keep = quantizers.backward_override is None
         ctx.ends_step = quantizers.input is not None and _runs_backward(ctx) and is_first_module()
-        x_op = _operand(
-            _matrix(x), quantizers.input, rowwise=True, columnwise=dw_wanted and keep
-        )
+        x_op = _operand(_matrix(x), quantizers.input, rowwise=True, columnwise=dw_wanted and keep)
         w_op = weight_operand
         if w_op is None:
-            w_op = _operand(
-                weight, quantizers.weight, rowwise=True, columnwise=dx_wanted and keep
-            )
+            w_op = _operand(weight, quantizers.weight, rowwise=True, columnwise=dx_wanted and keep)
         with torch.autocast(x.device.type, enabled=False):
             y = gemm.fprop(x_op, w_op, bias, out_dtype=x.dtype)
         if quantizers.backward_override == "high_precision":
@@ -111,7 +108,7 @@ class _QuantizedLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         quantizers: LinearQuantizers = ctx.quantizers
         dx_wanted, dw_wanted, db_wanted = ctx.needs_input_grad[:3]
         dy = _matrix(grad_output)

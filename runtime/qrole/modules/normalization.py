@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import torch.nn.functional as F
-from qrole.errors import UnknownNameError
 from torch import Tensor
+
+from qrole.errors import UnknownNameError
 
 __all__ = ["NORMALIZATIONS", "Normalization", "check_normalization", "normalize"]
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from qrole.errors import ConfigError
 from torch import Tensor, nn
+
+from qrole.errors import ConfigError
 
 __all__ = ["Init", "ParameterSplit", "default_init", "empty_parameter", "resolve_device"]
 
@@ -64,7 +65,9 @@ class ParameterSplit:
     sizes: tuple[int, ...]
 
     @classmethod
-    def of(cls, split: Sequence[str] | Mapping[str, int] | None, out_features: int) -> ParameterSplit:
+    def of(
+        cls, split: Sequence[str] | Mapping[str, int] | None, out_features: int
+    ) -> ParameterSplit:
         """From TransformerEngine's `parameters_split`.
 
         Args:

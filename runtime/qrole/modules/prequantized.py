@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from qrole.quantizers.tensor import QuantizedTensor
     from torch import Tensor
+
+    from qrole.quantizers.tensor import QuantizedTensor
 
 __all__ = ["attach_quantized", "quantized_form"]
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["attend", "masked_softmax"]
+__all__ = ["attend", "largest_logits", "masked_softmax"]
 
 
 def attend(
@@ -41,7 +41,9 @@ def attend(
         return _attend_with_sink(q, k, v, scale, mask, causal, bias, dropout, sink)
     allowed = None if mask is None else ~mask
     if bias is not None:
-        allowed = bias.to(q.dtype) if mask is None else bias.to(q.dtype).masked_fill(mask, -torch.inf)
+        allowed = (
+            bias.to(q.dtype) if mask is None else bias.to(q.dtype).masked_fill(mask, -torch.inf)
+        )
         if causal:
             allowed = allowed.masked_fill(_triangle(q, k), -torch.inf)
     out = F.scaled_dot_product_attention(
@@ -99,3 +101,22 @@ def masked_softmax(logits: Tensor, mask: Tensor | None, sink: Tensor | None = No
         column = sink.float().view(1, -1, 1, 1).expand(*logits.shape[:-1], 1)
         weights = torch.softmax(torch.cat([logits, column], dim=-1), dim=-1)[..., :-1]
     return weights if mask is None else weights.masked_fill(mask, 0.0)
+
+
+@torch.no_grad()
+def largest_logits(
+    q: Tensor,
+    k: Tensor,
+    scale: float,
+    mask: Tensor | None,
+    causal: bool,
+    bias: Tensor | None,
+) -> Tensor:
+    """The largest unmasked logit of each head, (H,); arguments as for `attend`."""
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
+    logits = torch.matmul(q, k.mT).float() * scale
+    logits = logits if bias is None else logits + bias
+    mask = _triangle(q, k) if causal else mask
+    if mask is not None:
+        logits = logits.masked_fill(mask, -torch.inf)
+    return logits.amax(dim=(0, 2, 3))

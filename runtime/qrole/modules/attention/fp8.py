@@ -25,13 +25,14 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
 from qrole.errors import OperandError
 from qrole.modules.attention.core import masked_softmax
 from qrole.modules.fake_quantize import fake_quantize
 from qrole.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer
 from qrole.quantizers.base import Quantizer
-from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 __all__ = ["BACKWARD_INDEX", "FORWARD_INDEX", "AttentionQuantizers", "attend_quantized"]
 
@@ -112,7 +113,7 @@ def _together(tensors: Sequence[Tensor], quantizer: Quantizer) -> list[_Pair]:
     flat = torch.cat([x.reshape(1, -1) for x in tensors], dim=1)
     quantizer.set_usage(rowwise=True, columnwise=False)
     values = quantizer(flat).dequantize(torch.float32, "rowwise")
-    parts = values.split([x.numel() for x in tensors], dim=1)
+    parts = torch.split(values, [x.numel() for x in tensors], dim=1)
     return [
         _Pair(part.view(x.shape), part.view(x.shape))
         for part, x in zip(parts, tensors, strict=True)
@@ -145,7 +146,7 @@ class _QuantizeQKV(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         given = [grad.to(ctx.dtype) for grad in grads[:3]]
         if ctx.quantizer is not None:
             given = [pair.row.to(ctx.dtype) for pair in _together(given, ctx.quantizer)]
@@ -165,7 +166,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         a, b = ctx.saved_tensors
         pair = _Pair(grad, grad) if ctx.quantizer is None else _pair(grad, ctx.quantizer)
         return torch.matmul(pair.row, b.mT), torch.matmul(a.mT, pair.col), None, None, None

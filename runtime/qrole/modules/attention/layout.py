@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from qrole.errors import ConfigError, UnknownNameError
 from torch import Tensor
+
+from qrole.errors import ConfigError, UnknownNameError
 
 __all__ = ["FORMATS", "Sequences", "from_heads_first", "split_packed", "to_heads_first"]
 

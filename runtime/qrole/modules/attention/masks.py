@@ -11,8 +11,9 @@ import warnings
 from dataclasses import dataclass
 
 import torch
-from qrole.errors import ConfigError, UnknownNameError
 from torch import Tensor
+
+from qrole.errors import ConfigError, UnknownNameError
 
 __all__ = [
     "MASK_TYPES",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor, nn
+
 from qrole.errors import ConfigError
 from qrole.modules.parameters import resolve_device
-from torch import Tensor, nn
 
 __all__ = ["RotaryPositionEmbedding", "apply_rotary_pos_emb"]
 
@@ -81,7 +82,7 @@ def apply_rotary_pos_emb(
         assert cu_seqlens is not None, "thd has cumulative lengths"
         lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).tolist()
         rest = t.shape[0] - sum(lengths)
-        pieces = t.split([*lengths, rest])
+        pieces = torch.split(t, [*lengths, rest])
         rotated = [
             apply_rotary_pos_emb(piece.unsqueeze(1), freqs, "sbhd", interleaved).squeeze(1)
             for piece in pieces[:-1]
