@@ -13,7 +13,7 @@ from typing import Any
 
 from qrole import recipes
 from qrole.audit.registry import Hit, Severity, check
-from qrole.audit.subject import PlanSubject
+from qrole.audit.subject import PlanSubject, source_of
 from qrole.errors import FactoryError, QroleError
 from qrole.plan import Decision
 from qrole.quantizers.base import Quantizer
@@ -106,9 +106,7 @@ def _place(decision: Decision) -> str:
 
 
 def _hit(decision: Decision, message: str, to_do: str) -> Hit:
-    origin = decision.origin
-    file, line = (origin.file, origin.line) if origin else (None, None)
-    return Hit(_place(decision), message, to_do, decision.slot.module, file, line)
+    return Hit(_place(decision), message, to_do, decision.slot.module, *source_of(decision))
 
 
 def _what_was_raised(failure: QroleError) -> str:

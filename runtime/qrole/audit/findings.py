@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from qrole.audit.registry import Code, Hit, Severity
-from qrole.folding import fold
+from qrole.places import summarize_places
 
 __all__ = ["AuditReport", "Finding", "FindingGroup", "group_findings"]
 
@@ -90,10 +90,7 @@ def group_findings(findings: tuple[Finding, ...]) -> list[FindingGroup]:
         FindingGroup(
             found[0].code,
             found[0].hit,
-            tuple(
-                (place.path, len(place.items))
-                for place in fold((f.hit.where for f in found), lambda where: where, lambda _: 0)
-            ),
+            tuple(summarize_places(f.hit.where for f in found)),
             len(found),
         )
         for found in groups.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from qrole.audit.registry import Hit, Severity, check
-from qrole.audit.subject import GemmPair, Layer, PlanSubject, operand_formats
+from qrole.audit.subject import GemmPair, Layer, PlanSubject, operand_formats, source_of
 from qrole.plan import Decision
 from qrole.quantizers.base import OperandFormat
 from qrole.roles import Gemm
@@ -78,9 +78,7 @@ def _pairs(
 
 def layer_hit(layer: Layer, message: str, to_do: str, decision: Decision | None = None) -> Hit:
     """A hit on a layer, at the source line that decided where that is known."""
-    origin = decision.origin if decision is not None else None
-    file, line = (origin.file, origin.line) if origin else (None, None)
-    return Hit(layer.path, message, to_do, layer.module, file, line)
+    return Hit(layer.path, message, to_do, layer.module, *source_of(decision))
 
 
 @check("QR304", Severity.ERROR)
@@ -314,6 +312,5 @@ def random_forward(subject: PlanSubject) -> Iterator[Hit]:
 def _operand_hit(decision: Decision, message: str, to_do: str) -> Hit:
     slot = decision.slot
     path = f"{slot.module}.{slot.group}" if slot.group else slot.module
-    origin = decision.origin
-    file, line = (origin.file, origin.line) if origin else (None, None)
-    return Hit(path or ".", f"{slot.operand} {message}", to_do, slot.module, file, line)
+    text = f"{slot.operand} {message}"
+    return Hit(path or ".", text, to_do, slot.module, *source_of(decision))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qrole.audit.options import AuditOptions
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from qrole.branches import Unreached
     from qrole.loading import LoadedModel
 
-__all__ = ["GemmPair", "Layer", "PlanSubject"]
+__all__ = ["GemmPair", "Layer", "PlanSubject", "operand_formats", "source_of"]
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,15 @@ class PlanSubject:
 
 
 _SHORT = {"rowwise": "row", "columnwise": "col"}
+_QROLE = Path(__file__).resolve().parent.parent
+
+
+def source_of(decision: Decision | None) -> tuple[str | None, int | None]:
+    """File and line that decided; None where they are not the user's to change."""
+    origin = decision.origin if decision is not None else None
+    if origin is None or origin.file is None or Path(origin.file).is_relative_to(_QROLE):
+        return None, None
+    return origin.file, origin.line
 
 
 def operand_formats(decision: Decision, usage: str) -> list[OperandFormat]:

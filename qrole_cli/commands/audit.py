@@ -1,0 +1,213 @@
+"""`qrole audit`: what is wrong with a plan, or with a written checkpoint."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from qrole_cli import console
+from qrole_cli.console import Column, OutputFormat, finish, note, show
+from qrole_cli.options import JsonOption, ModelArgument, RemoteCodeOption, complete_factory
+
+if TYPE_CHECKING:
+    from qrole.audit import AuditOptions, AuditReport, FindingGroup
+
+__all__ = ["register"]
+
+
+class AuditFormat(StrEnum):
+    """How the findings are printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+    GITHUB = "github"
+    SARIF = "sarif"
+
+
+_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+_PLACES = 6
+_COLUMNS = (
+    Column("code"),
+    Column("severity"),
+    Column("where", path=True),
+    Column("message"),
+    Column("to do"),
+)
+
+
+def complete_engine(incomplete: str) -> list[str]:
+    from qrole.audit import Engine
+
+    return [name for name in Engine if name.startswith(incomplete)]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command."""
+
+    @app.command(rich_help_panel="Plan")
+    def audit(
+        model: ModelArgument,
+        factory: Annotated[
+            str | None,
+            typer.Option(
+                "--factory",
+                "-f",
+                metavar="F",
+                help="Audit the plan it makes; without it a written checkpoint is audited.",
+                autocompletion=complete_factory,
+            ),
+        ] = None,
+        select: Annotated[
+            list[str] | None,
+            typer.Option("--select", metavar="QR", help="Only these codes or prefixes (QR3)."),
+        ] = None,
+        ignore: Annotated[
+            list[str] | None,
+            typer.Option("--ignore", metavar="QR", help="Leave these codes or prefixes out."),
+        ] = None,
+        target: Annotated[
+            str | None,
+            typer.Option(metavar="sm_NN", help="Check that this GPU runs the formats."),
+        ] = None,
+        engine: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="NAME",
+                help="Check that vllm, sglang, tensorrt-llm or transformers loads the result.",
+                autocompletion=complete_engine,
+            ),
+        ] = None,
+        tensor_parallel: Annotated[
+            int | None,
+            typer.Option(min=1, metavar="N", help="GPUs that share every layer."),
+        ] = None,
+        inference: Annotated[
+            bool, typer.Option("--inference", help="Only the forward pass matters.")
+        ] = False,
+        weights: Annotated[
+            bool, typer.Option("--weights", help="Read stored weights: NaN, inf, zeros.")
+        ] = False,
+        attention: Annotated[
+            bool, typer.Option("--attention", help="Emit dpa slots for foreign attention too.")
+        ] = False,
+        trust_remote_code: RemoteCodeOption = False,
+        output: Annotated[
+            AuditFormat, typer.Option("--format", help="How to print the findings.")
+        ] = AuditFormat.TABLE,
+        as_json: JsonOption = False,
+    ) -> None:
+        """Find what is wrong with a plan before a GPU is booked; exit 1 for errors and warnings.
+
+        Settings are also read from [tool.qrole] of the nearest pyproject.toml.
+
+        Example: qrole audit sample_models/mlp.py --factory nvfp4 --target sm_100
+        """
+        from qrole.audit import audit_checkpoint, audit_model, load_settings
+        from qrole.audit.settings import parse_engine
+
+        settings = load_settings()
+        options = replace(
+            settings,
+            select=_codes(select) or settings.select,
+            ignore=settings.ignore + _codes(ignore),
+            target=target or settings.target,
+            engines=tuple(map(parse_engine, engine or ())) or settings.engines,
+            tensor_parallel=tensor_parallel or settings.tensor_parallel,
+            inference=inference or settings.inference,
+            weights=weights or settings.weights,
+        )
+        if factory is None:
+            report = audit_checkpoint(_directory(model), options)
+        else:
+            report = audit_model(
+                model, factory, options, attention=attention, trust_remote_code=trust_remote_code
+            )
+        _print(report, AuditFormat.JSON if as_json else output)
+        for text in report.notes:
+            note(text)
+        finish(not report.failed(), _outcome(report, options))
+        if report.failed():
+            raise typer.Exit(1)
+
+
+def _codes(given: list[str] | None) -> tuple[str, ...]:
+    """Codes of a repeatable option, commas allowed."""
+    return tuple(name.strip() for item in given or () for name in item.split(",") if name.strip())
+
+
+def _directory(model: str) -> Path:
+    from qrole.errors import UsageError
+
+    path = Path(model)
+    if not path.is_dir():
+        raise UsageError(
+            f"{model} is no directory, and no factory is given",
+            expected="--factory F to audit a plan, or the directory of a written checkpoint",
+            hint="`qrole factories` lists the factories that are installed",
+        )
+    return path
+
+
+def _print(report: AuditReport, output: AuditFormat) -> None:
+    from qrole.audit.output import github_annotations, report_payload, sarif_log
+
+    if output is AuditFormat.TABLE:
+        _print_groups(report)
+    elif output is AuditFormat.GITHUB:
+        sys.stdout.write("".join(f"{line}\n" for line in github_annotations(report)))
+    elif output is AuditFormat.SARIF:
+        sys.stdout.write(json.dumps(sarif_log(report), indent=2) + "\n")
+    else:
+        rows = [
+            [f.code.name, str(f.code.severity), f.hit.where, f.hit.message, f.hit.to_do]
+            for f in report.findings
+        ]
+        show(_COLUMNS, rows, report_payload(report), OutputFormat(output.value))
+
+
+def _print_groups(report: AuditReport) -> None:
+    """Findings by code, worst first; equal ones once, with their places."""
+    from qrole.audit import group_findings
+
+    last = ""
+    for group in group_findings(report.findings):
+        if group.code.name != last:
+            heading = Text.assemble(
+                ("\n" if last else ""),
+                (f"{group.code.name} {group.code.severity}", _STYLES[group.code.severity]),
+                (f"  {group.code.summary}", "bold"),
+            )
+            console.out.print(heading)
+            last = group.code.name
+        _print_group(group)
+
+
+def _print_group(group: FindingGroup) -> None:
+    out = console.out
+    for path, count in group.places[:_PLACES]:
+        out.print(Text(f"  {path}{f' ({count})' if count > 1 else ''}", style="cyan"))
+    if len(group.places) > _PLACES:
+        out.print(Text(f"  and {len(group.places) - _PLACES} more places", style="cyan"))
+    out.print(Text(f"    {group.hit.message}"))
+    if group.hit.file and not any(path.startswith(group.hit.file) for path, _ in group.places):
+        line = f":{group.hit.line}" if group.hit.line else ""
+        out.print(Text(f"    decided at {group.hit.file}{line}", style="dim"))
+    out.print(Text.assemble(("    to do: ", "bold"), group.hit.to_do))
+
+
+def _outcome(report: AuditReport, options: AuditOptions) -> str:
+    counts = ", ".join(
+        f"{n} {severity}{'s' if n != 1 else ''}" for severity, n in report.counts().items()
+    )
+    what = "slots" if report.factory else "weights"
+    ignored = f", {len(options.ignore)} ignored" if options.ignore else ""
+    return f"{counts} in {report.slots} {what}; {report.checks} codes checked{ignored}"
