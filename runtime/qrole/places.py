@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 from qrole.folding import fold
@@ -37,8 +36,7 @@ def _join(parent: str, lasts: list[str]) -> str:
 
 def _braces(names: list[str]) -> str:
     """Names in braces, what they end with alike after them: `{q,k,v}_proj`."""
-    tail = os.path.commonprefix([name[::-1] for name in names])[::-1]
-    at = tail.find("_")
-    tail = tail[at:] if at >= 0 else ""
+    _, underscore, last = names[0].rpartition("_")
+    tail = underscore + last if all(name.endswith(underscore + last) for name in names) else ""
     heads = [name.removesuffix(tail) for name in names]
     return f"{{{','.join(heads)}}}{tail}" if all(heads) else f"{{{','.join(names)}}}"
