@@ -31,7 +31,7 @@ _POINTERS = {
     torch.float8_e5m2: "*fp8e5",
 }
 _OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)")
-_RESOURCE = re.compile(r"\b(REG|STACK|LOCAL|SHARED):(\d+)")
+_RESOURCE = re.compile(r"\b(REG|STACK|LOCAL):(\d+)")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ def compile_calls(call: Callable[[], object], arch: int) -> list[MachineCode]:
     """
     if triton.knobs.runtime.interpret:
         raise KernelError(
-            "TRITON_INTERPRET=1", "kernels to compile", "Unset it before the first import of triton."
+            "TRITON_INTERPRET=1",
+            "kernels to compile",
+            "Unset it before the first import of triton.",
         )
     with record(arch) as recording:
         call()
@@ -102,7 +104,7 @@ def compile_launch(launch: Launch, arch: int) -> MachineCode:
         registers=resources["REG"],
         stack=resources["STACK"],
         local=resources["LOCAL"],
-        shared=resources["SHARED"],
+        shared=compiled.metadata.shared,
     )
 
 
@@ -115,12 +117,12 @@ def _specialization(
     attributes: dict[tuple[int], list[list[object]]] = {}
     for place, name in enumerate(launch.kernel.arg_names):
         value = launch.arguments.get(name)
-        if value is None or isinstance(value, int) and value == 1:
+        if value is None or (isinstance(value, int) and value == 1):
             signature[name] = "constexpr"
             constants.setdefault(name, value)
             continue
         signature[name] = _type_name(value)
-        if isinstance(value, Tensor) or isinstance(value, int) and value % 16 == 0:
+        if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
             attributes[place,] = [["tt.divisibility", 16]]
     return signature, constants, attributes
 

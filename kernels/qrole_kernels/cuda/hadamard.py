@@ -46,9 +46,7 @@ def hadamard_kernel(
 ):
     """``out``: groups of 16 along the rows of ``x``, transformed."""
     row0, col0 = tile_origin(K, TILE_ROWS, TILE_COLS)
-    runs = load_runs(
-        x, row0, col0, M, K, stride_m, stride_k, 16, VECTOR, TILE_ROWS, TILE_COLS
-    )
+    runs = load_runs(x, row0, col0, M, K, stride_m, stride_k, 16, VECTOR, TILE_ROWS, TILE_COLS)
     tile = widen(runs)
     negative = (SIGN_MASK >> tl.arange(0, 16)) & 1
     groups = tl.reshape(tile, (TILE_ROWS * TILE_COLS // 16, 16))

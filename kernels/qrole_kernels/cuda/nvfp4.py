@@ -70,9 +70,7 @@ def quantize_kernel(
     RANGE is 6 times the block scale that ``amax`` maps to.
     """
     row0, col0 = tile_origin(K, TILE_ROWS, TILE_COLS)
-    runs = load_runs(
-        x, row0, col0, M, K, stride_m, stride_k, 16, VECTOR, TILE_ROWS, TILE_COLS
-    )
+    runs = load_runs(x, row0, col0, M, K, stride_m, stride_k, 16, VECTOR, TILE_ROWS, TILE_COLS)
     tile = widen(runs)
     blocks = as_blocks(tile, BLOCK_ROWS, 16)
     s_enc = encode_scale(load_amax(amax, row0, M, PER_ROW, TILE_ROWS), RANGE)
@@ -130,7 +128,8 @@ def quantize_nvfp4(
         "RANGE": 6.0 * e4m3_max,
         "BLOCK_ROWS": block_rows,
         "PER_ROW": amax.dim() == 1,
-        "VECTOR": vector_of(x), "ARCH": arch,
+        "VECTOR": vector_of(x),
+        "ARCH": arch,
     }
     if four_over_six:
         constants["SQUARED"] = four_over_six == "mse"

@@ -130,17 +130,13 @@ def four_over_six_kernel(
     RANGE is 6 times the block scale that ``amax`` maps to; SQUARED errors or absolute ones.
     """
     row0, col0 = tile_origin(K, TILE_ROWS, TILE_COLS)
-    runs = load_runs(
-        x, row0, col0, M, K, stride_m, stride_k, 16, VECTOR, TILE_ROWS, TILE_COLS
-    )
+    runs = load_runs(x, row0, col0, M, K, stride_m, stride_k, 16, VECTOR, TILE_ROWS, TILE_COLS)
     tile = widen(runs)
     largest = load_amax(amax, row0, M, PER_ROW, TILE_ROWS)
     s_enc = encode_scale(largest, RANGE)
     blocks = as_blocks(tile, BLOCK_ROWS, 16)
     base = tl.math.div_rn(block_amax(blocks), 6.0) * s_enc[:, None]
-    byte6, pairs6, error6 = _candidate(
-        tile, base, s_enc, largest, RANGE, SQUARED, BLOCK_ROWS, ARCH
-    )
+    byte6, pairs6, error6 = _candidate(tile, base, s_enc, largest, RANGE, SQUARED, BLOCK_ROWS, ARCH)
     byte4, pairs4, error4 = _candidate(
         tile, base * 1.5, s_enc, largest, RANGE, SQUARED, BLOCK_ROWS, ARCH
     )
