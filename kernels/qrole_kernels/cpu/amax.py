@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
+from qrole_kernels.cpu.arguments import high_precision
 from qrole_kernels.cpu.blocks import KeysOf, one_block, without_nan
 from qrole_kernels.cpu.groups import MATRIX, Walk, matrix
 from qrole_kernels.cpu.jit import kernel
+from qrole_kernels.cpu.pieces import Piece, for_each_piece
 from qrole_kernels.cpu.simd import F32, PTR, Kernel, Value, maximum
 from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR, Source
 
@@ -41,3 +45,48 @@ def row_amax(k: Kernel, source: Source, row: Value) -> Value:
         return one_block(source, [variable.get() for variable in largest])
 
     return without_nan(k, source, compute)
+
+
+def host_amax(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> float:
+    """The largest magnitude; NaN is ignored, an empty matrix has 0."""
+    x = high_precision(src, dtype, rows, cols, row_stride, col_stride)
+    kernel = amax(dtype)
+    found = [0.0]
+
+    def work(p: Piece) -> None:
+        largest = ctypes.c_float()
+        kernel(p.address, ctypes.addressof(largest), p.rows, p.cols, p.row_stride)
+        found.append(largest.value)
+
+    for_each_piece(work, x, threads=threads)
+    return max(found)
+
+
+def host_amax_rows(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    out: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """The largest magnitude of each row: `out` fp32 (rows,)."""
+    x = high_precision(src, dtype, rows, cols, row_stride, col_stride)
+    kernel = amax_rows(dtype)
+
+    def work(p: Piece) -> None:
+        kernel(p.address, out + 4 * p.first_row, p.rows, p.cols, p.row_stride)
+
+    for_each_piece(work, x, block_cols=None, threads=threads)

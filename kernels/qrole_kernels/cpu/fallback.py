@@ -19,20 +19,22 @@ _PORTION = 1 << 22
 _TALLEST_BLOCK = 128
 
 
-def _view(address: int, dtype: torch.dtype, rows: int, cols: int, row_stride: int) -> Tensor:
+def _view(
+    address: int, dtype: torch.dtype, rows: int, cols: int, row_stride: int, col_stride: int = 1
+) -> Tensor:
     if not rows or not cols:
         return torch.empty(rows, cols, dtype=dtype)
-    count = (rows - 1) * row_stride + cols
+    count = (rows - 1) * row_stride + (cols - 1) * col_stride + 1
     memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(memory, dtype=dtype).as_strided((rows, cols), (row_stride, 1))
+    return torch.frombuffer(memory, dtype=dtype).as_strided((rows, cols), (row_stride, col_stride))
+
+
+def _matrix(src: int, dtype: str, rows: int, cols: int, row_stride: int, col_stride: int) -> Tensor:
+    return _view(src, _DTYPES[dtype], rows, cols, row_stride, col_stride)
 
 
 def _compact(address: int, dtype: torch.dtype, rows: int, cols: int) -> Tensor:
     return _view(address, dtype, rows, cols, cols)
-
-
-def _matrix(src: int, dtype: str, rows: int, cols: int, row_stride: int) -> Tensor:
-    return _view(src, _DTYPES[dtype], rows, cols, row_stride)
 
 
 def _bytes(address: int, rows: int, cols: int) -> Tensor:
@@ -58,19 +60,34 @@ def _lines(portion: slice, block_rows: int) -> slice:
 
 
 def host_amax(
-    src: int, dtype: str, rows: int, cols: int, row_stride: int, *, threads: int = 0
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
 ) -> float:
-    """See `host`."""
-    x = _matrix(src, dtype, rows, cols, row_stride)
+    """As in `host`."""
+    x = _matrix(src, dtype, rows, cols, row_stride, col_stride)
     parts = _portions(rows, cols)
     return max((float(reference.amax(x[part])) for part in parts), default=0.0)
 
 
 def host_amax_rows(
-    src: int, dtype: str, rows: int, cols: int, row_stride: int, out: int, *, threads: int = 0
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    out: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
 ) -> None:
-    """See `host`."""
-    x = _matrix(src, dtype, rows, cols, row_stride)
+    """As in `host`."""
+    x = _matrix(src, dtype, rows, cols, row_stride, col_stride)
     found = _floats(out, rows)
     for part in _portions(rows, cols):
         found[part, 0] = reference.amax_rows(x[part])
@@ -86,10 +103,11 @@ def host_quantize_fp8(
     element: str,
     out: int,
     *,
+    col_stride: int = 1,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
-    x = _matrix(src, dtype, rows, cols, row_stride)
+    """As in `host`."""
+    x = _matrix(src, dtype, rows, cols, row_stride, col_stride)
     codes, factor = _bytes(out, rows, cols), torch.tensor(scale)
     for part in _portions(rows, cols):
         codes[part] = reference.quantize_fp8(x[part], factor, element)
@@ -105,10 +123,11 @@ def host_quantize_fp8_rows(
     out: int,
     out_scale_inv: int,
     *,
+    col_stride: int = 1,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
-    x = _matrix(src, dtype, rows, cols, row_stride)
+    """As in `host`."""
+    x = _matrix(src, dtype, rows, cols, row_stride, col_stride)
     codes, scales = _bytes(out, rows, cols), _floats(out_scale_inv, rows)
     for part in _portions(rows, cols):
         codes[part], scales[part] = reference.quantize_fp8_rows(x[part], element)
@@ -127,10 +146,11 @@ def host_quantize_fp8_block(
     out: int,
     out_scale_inv: int,
     *,
+    col_stride: int = 1,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
-    x = _matrix(src, dtype, rows, cols, row_stride)
+    """As in `host`."""
+    x = _matrix(src, dtype, rows, cols, row_stride, col_stride)
     codes = _bytes(out, rows, cols)
     scales = _floats(out_scale_inv, _ceil(rows, block_rows), _ceil(cols, 128))
     for part in _portions(rows, cols):
@@ -151,10 +171,11 @@ def host_quantize_mxfp8(
     out: int,
     out_scale: int,
     *,
+    col_stride: int = 1,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
-    x = _matrix(src, dtype, rows, cols, row_stride)
+    """As in `host`."""
+    x = _matrix(src, dtype, rows, cols, row_stride, col_stride)
     codes = _bytes(out, rows, cols)
     scales = _bytes(out_scale, _ceil(rows, block_rows), _ceil(cols, block_cols))
     for part in _portions(rows, cols):
@@ -175,10 +196,11 @@ def host_quantize_nvfp4(
     out: int,
     out_scale: int,
     *,
+    col_stride: int = 1,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
-    x = _matrix(src, dtype, rows, cols, row_stride)
+    """As in `host`."""
+    x = _matrix(src, dtype, rows, cols, row_stride, col_stride)
     codes, scales = _bytes(out, rows, _ceil(cols, 2)), _bytes(out_scale, rows, _ceil(cols, 16))
     largest = torch.tensor(amax)
     for part in _portions(rows, cols):
@@ -196,10 +218,11 @@ def host_quantize_nvfp4_rows(
     out: int,
     out_scale: int,
     *,
+    col_stride: int = 1,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
-    x = _matrix(src, dtype, rows, cols, row_stride)
+    """As in `host`."""
+    x = _matrix(src, dtype, rows, cols, row_stride, col_stride)
     codes, scales = _bytes(out, rows, _ceil(cols, 2)), _bytes(out_scale, rows, _ceil(cols, 16))
     largest = _floats(amax, rows)[:, 0]
     for part in _portions(rows, cols):
@@ -216,10 +239,11 @@ def host_quantize_mxfp4(
     out: int,
     out_scale: int,
     *,
+    col_stride: int = 1,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
-    x = _matrix(src, dtype, rows, cols, row_stride)
+    """As in `host`."""
+    x = _matrix(src, dtype, rows, cols, row_stride, col_stride)
     codes, scales = _bytes(out, rows, _ceil(cols, 2)), _bytes(out_scale, rows, _ceil(cols, 32))
     for part in _portions(rows, cols):
         codes[part], scales[part] = reference.quantize_mxfp4(x[part], rule)
@@ -236,7 +260,7 @@ def host_dequantize_fp8(
     *,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
+    """As in `host`."""
     codes, factor = _bytes(data, rows, cols), torch.tensor(scale_inv)
     values = _compact(out, _DTYPES[dtype], rows, cols)
     for part in _portions(rows, cols):
@@ -254,7 +278,7 @@ def host_dequantize_fp8_rows(
     *,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
+    """As in `host`."""
     codes, scales = _bytes(data, rows, cols), _floats(scale_inv, rows)
     values = _compact(out, _DTYPES[dtype], rows, cols)
     for part in _portions(rows, cols):
@@ -275,7 +299,7 @@ def host_dequantize_fp8_block(
     *,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
+    """As in `host`."""
     codes = _bytes(data, rows, cols)
     scales = _floats(scale_inv, _ceil(rows, block_rows), _ceil(cols, 128))
     values = _compact(out, _DTYPES[dtype], rows, cols)
@@ -298,7 +322,7 @@ def host_dequantize_mxfp8(
     *,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
+    """As in `host`."""
     codes = _bytes(data, rows, cols)
     scales = _bytes(scale, _ceil(rows, block_rows), _ceil(cols, block_cols))
     values = _compact(out, _DTYPES[dtype], rows, cols)
@@ -325,7 +349,7 @@ def host_dequantize_nvfp4(
     *,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
+    """As in `host`."""
     codes, scales = _bytes(data, rows, _ceil(cols, 2)), _bytes(scale, rows, _ceil(cols, 16))
     largest = torch.tensor(amax)
     values = _compact(out, _DTYPES[dtype], rows, cols)
@@ -348,7 +372,7 @@ def host_dequantize_nvfp4_rows(
     *,
     threads: int = 0,
 ) -> None:
-    """See `host`."""
+    """As in `host`."""
     codes, scales = _bytes(data, rows, _ceil(cols, 2)), _bytes(scale, rows, _ceil(cols, 16))
     largest = _floats(amax, rows)[:, 0]
     values = _compact(out, _DTYPES[dtype], rows, cols)
@@ -362,7 +386,7 @@ def host_dequantize_nvfp4_rows(
 def host_dequantize_mxfp4(
     data: int, rows: int, cols: int, scale: int, dtype: str, out: int, *, threads: int = 0
 ) -> None:
-    """See `host`."""
+    """As in `host`."""
     codes, scales = _bytes(data, rows, _ceil(cols, 2)), _bytes(scale, rows, _ceil(cols, 32))
     values = _compact(out, _DTYPES[dtype], rows, cols)
     for part in _portions(rows, cols):
@@ -373,7 +397,7 @@ def host_dequantize_mxfp4(
 def host_hadamard16(
     src: int, rows: int, cols: int, sign_mask: int, out: int, *, threads: int = 0
 ) -> None:
-    """See `host`."""
+    """As in `host`."""
     given, found = (_compact(place, torch.bfloat16, rows, cols) for place in (src, out))
     for part in _portions(rows, cols):
         found[part] = reference.hadamard16(given[part], sign_mask)

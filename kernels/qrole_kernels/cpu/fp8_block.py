@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from qrole_kernels.cpu.arguments import (
+    check_choice,
+    contiguous,
+    high_precision,
+    value_nbytes,
+)
 from qrole_kernels.cpu.blocks import KeysOf, column_keys, one_block, without_nan
 from qrole_kernels.cpu.fp8 import fp8_scale
 from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
+from qrole_kernels.cpu.pieces import Piece, for_each_piece
 from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp8_codes
 from qrole_kernels.cpu.simd import F32, PTR, Kernel, Value, gather
 from qrole_kernels.cpu.sink import SINKS, decode_fp8_pair
@@ -13,6 +20,7 @@ from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR
 from qrole_kernels.formats import fp8_format
 
 BLOCK = 128
+BLOCK_ROWS = (1, BLOCK)
 STEPS = BLOCK // VECTOR
 PANEL = 4
 """Blocks side by side that are worked on together, so that rows are read in long stretches."""
@@ -61,3 +69,58 @@ def dequantize_fp8_block(k: Kernel, element: str, block_rows: int, dtype: str) -
         for i in range(STEPS):
             even, odd = decode_fp8_pair(data.start.at(i * VECTOR), form)
             sink.store(out.start.at(i * sink.vector_nbytes), even * factor, odd * factor)
+
+
+def host_quantize_fp8_block(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    element: str,
+    block_rows: int,
+    power_of_two: bool,
+    epsilon: float,
+    out: int,
+    out_scale_inv: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """Quantize in blocks of (block_rows, 128), block_rows 1 or 128.
+
+    `out` (rows, cols), `out_scale_inv` fp32 (row blocks, column blocks).
+    """
+    x = high_precision(src, dtype, rows, cols, row_stride, col_stride)
+    check_choice("block_rows", block_rows, BLOCK_ROWS)
+    kernel = quantize_fp8_block(dtype, element, block_rows, power_of_two)
+
+    def work(p: Piece) -> None:
+        scale_inv = p.at(out_scale_inv, BLOCK, 4, block_rows)
+        kernel(p.address, epsilon, p.at(out, 1, 1), scale_inv, p.rows, p.cols, p.row_stride)
+
+    for_each_piece(work, x, block_rows, BLOCK, threads)
+
+
+def host_dequantize_fp8_block(
+    data: int,
+    rows: int,
+    cols: int,
+    scale_inv: int,
+    element: str,
+    block_rows: int,
+    dtype: str,
+    out: int,
+    *,
+    threads: int = 0,
+) -> None:
+    """Decode codes (rows, cols) with one scale per (block_rows, 128) block, fp32."""
+    nbytes = value_nbytes(dtype)
+    check_choice("block_rows", block_rows, BLOCK_ROWS)
+    kernel = dequantize_fp8_block(element, block_rows, dtype)
+
+    def work(p: Piece) -> None:
+        scales = p.at(scale_inv, BLOCK, 4, block_rows)
+        kernel(p.at(data, 1, 1), scales, p.at(out, 1, nbytes), p.rows, p.cols)
+
+    for_each_piece(work, contiguous(rows, cols), block_rows, BLOCK, threads)

@@ -116,7 +116,7 @@ class Walk:
                 for (stream, padded), place in zip(self._inputs, given, strict=False):
                     with k.range(self._lines(stream, row)) as i:
                         _clear(k, padded.line(i), padded.pitch)
-                        _copy(k, padded.line(i), place.line(i), stream.nbytes(count))
+                        copy_bytes(k, padded.line(i), place.line(i), stream.nbytes(count))
                 for (start, pitch), (_, padded) in zip(used, every, strict=True):
                     start.set(padded.start)
                     pitch.set(padded.pitch)
@@ -126,13 +126,14 @@ class Walk:
                     self._outputs, given[len(self._inputs) :], strict=True
                 ):
                     with k.range(self._lines(stream, row)) as i:
-                        _copy(k, place.line(i), padded.line(i), stream.nbytes(count))
+                        copy_bytes(k, place.line(i), padded.line(i), stream.nbytes(count))
 
     def _lines(self, stream: Stream, row: Value) -> Value | int:
         return 1 if self.height in (1, stream.line_rows) else self.lines(row)
 
 
-def _copy(k: Kernel, destination: Pointer, source: Pointer, nbytes: Value) -> None:
+def copy_bytes(k: Kernel, destination: Pointer, source: Pointer, nbytes: Value) -> None:
+    """Copies memory, wide steps first."""
     wide = lanes(I8, _WIDE)
     whole = nbytes & -_WIDE
     with k.range(whole, _WIDE) as i:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from qrole_kernels.cpu.arguments import contiguous
 from qrole_kernels.cpu.groups import COMPACT, Walk, compact
 from qrole_kernels.cpu.jit import kernel
+from qrole_kernels.cpu.pieces import Piece, for_each_piece
 from qrole_kernels.cpu.simd import I32, PTR, Kernel, Value, lanes, select
 from qrole_kernels.cpu.sink import round_bf16
 from qrole_kernels.cpu.source import F32_INF, VECTOR
+from qrole_kernels.errors import ArgumentError
 
+GROUP = 16
 _WORDS = lanes(I32, 16)
 
 
@@ -46,3 +50,19 @@ def _butterfly(k: Kernel, value: Value, stride: int) -> Value:
 def _plain_bf16(value: Value) -> Value:
     is_nan = (value.bits() & 0x7FFFFFFF) > F32_INF
     return select(is_nan, 0x7FC00000, round_bf16(value))
+
+
+def host_hadamard16(
+    src: int, rows: int, cols: int, sign_mask: int, out: int, *, threads: int = 0
+) -> None:
+    """Transform groups of 16 along the rows of a contiguous bf16 matrix; `out` has its shape."""
+    if cols % GROUP:
+        raise ArgumentError(
+            f"{cols} columns", "a multiple of 16", "Choose a token count that is a multiple of 16."
+        )
+    kernel = hadamard16()
+
+    def work(p: Piece) -> None:
+        kernel(p.at(src, 1, 2), p.at(out, 1, 2), sign_mask, p.rows, p.cols)
+
+    for_each_piece(work, contiguous(rows, cols), 1, GROUP, threads)

@@ -1,11 +1,12 @@
-"""Machine code for one kernel variant: built by LLVM once per machine, then loaded from a cache of object files."""
+"""Machine code of kernel variants: built by LLVM once per machine, then loaded from a cache."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -15,68 +16,69 @@ from qrole_kernels.cpu import object_cache
 from qrole_kernels.cpu.simd import F32, I32, I64, PTR, Kernel
 from qrole_kernels.cpu.targets import Target, host_target
 
-_CTYPES = {I64: ctypes.c_int64, I32: ctypes.c_int32, F32: ctypes.c_float, PTR: ctypes.c_void_p}
-
-
-@dataclass(frozen=True)
-class _Program:
-    """Loaded code; the engine owns the memory that `function` points to."""
-
-    engine: llvm.ExecutionEngine
-    function: Callable[..., None]
+_CTYPES: dict[ir.Type, Any] = {
+    I64: ctypes.c_int64,
+    I32: ctypes.c_int32,
+    F32: ctypes.c_float,
+    PTR: ctypes.c_void_p,
+}
 
 
 class KernelFamily:
-    """All variants of one kernel. Calling it with a variant's parts gives the compiled function.
+    """All variants of one kernel. Calling it with the parts of a variant gives a function.
 
     The function takes what `parameters` declares, runs without the GIL, and returns nothing.
     """
 
     def __init__(self, build: Callable[..., None], parameters: dict[str, ir.Type]) -> None:
         self.name = build.__name__
-        self.parameters = parameters
+        self.__doc__ = build.__doc__
         self._build = build
-        self._programs: dict[tuple[Target, tuple[object, ...]], _Program] = {}
+        self._parameters = parameters
+        self._loaded: dict[tuple[object, ...], Callable[..., None]] = {}
+        # An engine owns the memory that its function lies in.
+        self._engines: list[llvm.ExecutionEngine] = []
         self._lock = threading.Lock()
 
     def __call__(self, *variant: object) -> Callable[..., None]:
         """The function for this variant, on the target selected at present."""
-        key = (current_target(), variant)
-        program = self._programs.get(key)
-        if program is None:
+        target = current_target()
+        function = self._loaded.get((target, *variant))
+        if function is None:
             with self._lock:
-                program = self._programs.get(key)
-                if program is None:
-                    program = self._programs[key] = self._load(*key)
-        return program.function
+                function = self._loaded.get((target, *variant))
+                if function is None:
+                    function = self._load(target, variant)
+                    self._loaded[(target, *variant)] = function
+        return function
+
+    def _load(self, target: Target, variant: tuple[object, ...]) -> Callable[..., None]:
+        name = self.symbol(variant)
+        code = object_cache.read(name, _identity(target))
+        if code is None:
+            code = self.object_code(target, *variant)
+            object_cache.write(name, _identity(target), code)
+        engine = _engine(target)
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        prototype = ctypes.CFUNCTYPE(None, *(_CTYPES[kind] for kind in self._parameters.values()))
+        self._engines.append(engine)
+        return prototype(engine.get_function_address(name))
 
     def symbol(self, variant: tuple[object, ...]) -> str:
         """The name under which the variant is compiled and cached."""
         return "_".join([self.name, *(str(part) for part in variant)])
 
-    def assembly(self, target: Target, *variant: object) -> str:
-        """The variant's machine code as text, for reading."""
-        return str(_machine(target).emit_assembly(self._optimized(target, variant)))
-
-    def _load(self, target: Target, variant: tuple[object, ...]) -> _Program:
-        name = self.symbol(variant)
-        identity = f"{target.cpu} {target.features} llvmlite {llvmlite.__version__}"
-        code = object_cache.read(name, identity)
-        if code is None:
-            code = self.object_code(target, *variant)
-            object_cache.write(name, identity, code)
-        engine = _engine(target)
-        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
-        engine.finalize_object()
-        kind = ctypes.CFUNCTYPE(None, *(_CTYPES[part] for part in self.parameters.values()))
-        return _Program(engine, kind(engine.get_function_address(name)))
-
     def object_code(self, target: Target, *variant: object) -> bytes:
         """The variant compiled for `target`, as a relocatable object file."""
-        return bytes(_machine(target).emit_object(self._optimized(target, variant)))
+        return bytes(_machine(target).emit_object(self._module(target, variant)))
 
-    def _optimized(self, target: Target, variant: tuple[object, ...]) -> llvm.ModuleRef:
-        kernel = Kernel(self.symbol(variant), self.parameters)
+    def assembly(self, target: Target, *variant: object) -> str:
+        """The variant's machine code for `target` as text."""
+        return str(_machine(target).emit_assembly(self._module(target, variant)))
+
+    def _module(self, target: Target, variant: tuple[object, ...]) -> llvm.ModuleRef:
+        kernel = Kernel(self.symbol(variant), self._parameters)
         self._build(kernel, *variant)
         module = llvm.parse_assembly(kernel.finish())
         module.verify()
@@ -86,12 +88,16 @@ class KernelFamily:
 
 
 def kernel(**parameters: ir.Type) -> Callable[[Callable[..., None]], KernelFamily]:
-    """Declares a kernel: the parameters of the compiled function, above the function that builds it."""
+    """Declare a kernel: decorates the function that builds it, given a `Kernel` and the variant.
+
+    Args:
+        parameters: Those of the compiled function, in order.
+    """
     return lambda build: KernelFamily(build, parameters)
 
 
 def _promote_variables(module: llvm.ModuleRef, target: Target) -> None:
-    # The full -O2 pipeline costs more than code generation and gains nothing on straight vector code.
+    # The full -O2 pipeline takes longer than code generation and gains nothing on such code.
     builder = llvm.create_pass_builder(_machine(target), llvm.create_pipeline_tuning_options())
     passes = llvm.create_new_function_pass_manager()
     passes.add_sroa_pass()
@@ -102,25 +108,29 @@ def _promote_variables(module: llvm.ModuleRef, target: Target) -> None:
             passes.run(function, builder)
 
 
+def _identity(target: Target) -> str:
+    versions = f"llvmlite {llvmlite.__version__} llvm {llvm.llvm_version_info}"
+    return f"{llvm.get_process_triple()} {target.cpu} {target.features} {versions}"
+
+
 def _machine(target: Target) -> llvm.TargetMachine:
     _initialize()
     triple = llvm.Target.from_triple(llvm.get_process_triple())
-    return triple.create_target_machine(target.cpu, target.features, opt=2, reloc="pic", codemodel="small", jit=True)
+    return triple.create_target_machine(
+        target.cpu, target.features, opt=2, reloc="pic", codemodel="small", jit=True
+    )
 
 
 def _engine(target: Target) -> llvm.ExecutionEngine:
+    # The small code model needs code and constants side by side, as llvmlite's own memory manager
+    # lays them out.
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), _machine(target), use_lmm=True)
 
 
-_initialized = False
-
-
+@functools.cache
 def _initialize() -> None:
-    global _initialized
-    if not _initialized:
-        llvm.initialize_native_target()
-        llvm.initialize_native_asmprinter()
-        _initialized = True
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
 
 
 _selected: Target | None = None
@@ -135,7 +145,7 @@ def current_target() -> Target:
 
 
 def select_target(target: Target | None) -> None:
-    """Makes every following call run code for `target`; None goes back to this machine's own.
+    """Make every following call run code for `target`; None goes back to this machine's own.
 
     Raises:
         ArgumentError: This machine can't run it.

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from qrole_kernels.cpu.arguments import (
+    check_choice,
+    contiguous,
+    high_precision,
+    value_nbytes,
+)
 from qrole_kernels.cpu.blocks import block_amax
 from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
+from qrole_kernels.cpu.pieces import Piece, for_each_piece
 from qrole_kernels.cpu.rounding import e8m0_reciprocal, e8m0_up, fp8_codes
 from qrole_kernels.cpu.simd import F32, I8, I16, I32, PTR, Kernel, Value, lanes, maximum, select
 from qrole_kernels.cpu.sink import SINKS, decode_e8m0, decode_fp8_pair
@@ -12,6 +19,7 @@ from qrole_kernels.cpu.source import AHEAD, F32_INF, SOURCES, VECTOR
 from qrole_kernels.formats import ElementFormat, fp8_format
 
 BLOCK = 32
+BLOCKS = ((1, BLOCK), (BLOCK, 1), (BLOCK, BLOCK))
 GROUP = 16 * BLOCK
 STEPS = GROUP // VECTOR
 COLUMN_STEPS = 4
@@ -103,3 +111,64 @@ def dequantize_mxfp8_columns(k: Kernel, element: str, dtype: str) -> None:
         even_factor, odd_factor = decode_e8m0(codes & 0xFF), decode_e8m0(codes >> 8)
         even, odd = decode_fp8_pair(data.start, form)
         sink.store(out.start, even_factor * even, odd_factor * odd)
+
+
+def host_quantize_mxfp8(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    element: str,
+    block_rows: int,
+    block_cols: int,
+    out: int,
+    out_scale: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """Quantize in blocks of (1, 32) row-wise, (32, 1) column-wise or (32, 32).
+
+    `out` (rows, cols), `out_scale` E8M0 (row blocks, column blocks).
+    """
+    x = high_precision(src, dtype, rows, cols, row_stride, col_stride)
+    check_choice("(block_rows, block_cols)", (block_rows, block_cols), BLOCKS)
+    if block_cols == 1:
+        kernel = quantize_mxfp8_columns(dtype, element)
+    else:
+        kernel = quantize_mxfp8_rows(dtype, element, block_rows)
+
+    def work(p: Piece) -> None:
+        scale = p.at(out_scale, block_cols, 1, block_rows)
+        kernel(p.address, p.at(out, 1, 1), scale, p.rows, p.cols, p.row_stride)
+
+    for_each_piece(work, x, block_rows, block_cols, threads)
+
+
+def host_dequantize_mxfp8(
+    data: int,
+    rows: int,
+    cols: int,
+    scale: int,
+    element: str,
+    block_rows: int,
+    block_cols: int,
+    dtype: str,
+    out: int,
+    *,
+    threads: int = 0,
+) -> None:
+    """Decode codes (rows, cols) with one E8M0 scale per (block_rows, block_cols) block."""
+    nbytes = value_nbytes(dtype)
+    check_choice("(block_rows, block_cols)", (block_rows, block_cols), BLOCKS)
+    if block_cols == 1:
+        kernel = dequantize_mxfp8_columns(element, dtype)
+    else:
+        kernel = dequantize_mxfp8_rows(element, block_rows, dtype)
+
+    def work(p: Piece) -> None:
+        scales = p.at(scale, block_cols, 1, block_rows)
+        kernel(p.at(data, 1, 1), scales, p.at(out, 1, nbytes), p.rows, p.cols)
+
+    for_each_piece(work, contiguous(rows, cols), block_rows, block_cols, threads)

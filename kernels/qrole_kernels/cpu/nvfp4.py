@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import ctypes
+
+from qrole_kernels.cpu.arguments import (
+    check_choice,
+    contiguous,
+    high_precision,
+    value_nbytes,
+)
 from qrole_kernels.cpu.blocks import block_amax
 from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
-from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp4_codes, round_value, saturate_code
+from qrole_kernels.cpu.pieces import Matrix, Piece, for_each_piece
+from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp4_codes, saturate_code
 from qrole_kernels.cpu.simd import F32, I8, I32, I64, PTR, Kernel, Value, lanes, minimum, select
 from qrole_kernels.cpu.sink import SINKS, decode, decode_fp4_pair
 from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR
 from qrole_kernels.formats import E4M3
 
 BLOCK = 16
+BLOCK_ROWS = (1, BLOCK)
+E4M3_MAX = (448, 256)
 GROUP = 16 * BLOCK
 STEPS = GROUP // VECTOR
 AMAX = {"amax": PTR, "amax_step": I64, "full_scale": F32}
@@ -37,11 +48,11 @@ def quantize_nvfp4(k: Kernel, dtype: str, block_rows: int) -> None:
         with walk.groups(row) as (src, codes, scales):
             amax = block_amax(k, source, src, STEPS, None if block_rows == 1 else lines)
             scale = minimum(amax * (s_enc * (1 / 6)).splat(16), FLOAT32_MAX)
-            scale_codes = saturate_code(scale, E4M3).narrow(I8)
-            value = round_value(minimum(scale, E4M3.max), E4M3)
+            scale_codes = e4m3_codes(scale)
+            value = decode(scale_codes, E4M3)
             factors.store(minimum(1.0 / (value * s_dec.splat(16)), FLOAT32_MAX))
             with k.range(lines) as line:
-                scales.line(line).store(scale_codes)
+                scales.line(line).store(scale_codes.narrow(I8))
                 with k.range(STEPS) as i:
                     address = src.line(line).at(i * source.vector_nbytes)
                     source.prefetch(address.at(ahead))
@@ -55,6 +66,12 @@ def encode_scale(k: Kernel, row: Value) -> Value:
     amax = k.pointer("amax").at(row * k["amax_step"]).load(F32)
     scale = minimum(k["full_scale"] / amax, FLOAT32_MAX)
     return select(amax.equals(0.0) | scale.equals(0.0), 1.0, scale)
+
+
+def e4m3_codes(value: Value) -> Value:
+    """E4M3 codes in 32-bit lanes; negative only under a negative amax."""
+    sign = (value.bits() >> 24) & 0x80
+    return (saturate_code(value.magnitude(), E4M3) & 0x7F) | sign
 
 
 @kernel(data=PTR, scale=PTR, **AMAX, out=PTR, **COMPACT)
@@ -75,3 +92,128 @@ def dequantize_nvfp4(k: Kernel, dtype: str) -> None:
                 two = factors.at(i * 8).load(lanes(F32, 2)).take(_FACTOR_OF_LANE)
                 even, odd = decode_fp4_pair(data.start.at(i * (VECTOR // 2)))
                 sink.store(out.start.at(i * sink.vector_nbytes), even * two, odd * two)
+
+
+def host_quantize_nvfp4(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    amax: float,
+    block_rows: int,
+    e4m3_max: int,
+    out: int,
+    out_scale: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """Quantize in blocks of (block_rows, 16), block_rows 1 or 16, under one amax.
+
+    `out` packed (rows, ceil(cols / 2)), `out_scale` E4M3 (rows, ceil(cols / 16)).
+    """
+    x = high_precision(src, dtype, rows, cols, row_stride, col_stride)
+    check_choice("block_rows", block_rows, BLOCK_ROWS)
+    given = ctypes.c_float(amax)
+    _quantize(
+        x, dtype, (ctypes.addressof(given), 0), block_rows, e4m3_max, (out, out_scale), threads
+    )
+
+
+def host_quantize_nvfp4_rows(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    amax: int,
+    e4m3_max: int,
+    out: int,
+    out_scale: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """The same in blocks of (1, 16), with one amax per row: fp32 (rows,) at address `amax`."""
+    x = high_precision(src, dtype, rows, cols, row_stride, col_stride)
+    _quantize(x, dtype, (amax, 4), 1, e4m3_max, (out, out_scale), threads)
+
+
+def _quantize(
+    x: Matrix,
+    dtype: str,
+    amax: tuple[int, int],
+    block_rows: int,
+    e4m3_max: int,
+    outputs: tuple[int, int],
+    threads: int,
+) -> None:
+    check_choice("e4m3_max", e4m3_max, E4M3_MAX)
+    kernel = quantize_nvfp4(dtype, block_rows)
+    (address, step), (out, scale) = amax, outputs
+
+    def work(p: Piece) -> None:
+        full = address + step * p.first_row, step, 6.0 * e4m3_max
+        places = p.at(out, 2, 1), p.at(scale, BLOCK, 1)
+        kernel(p.address, *full, *places, p.rows, p.cols, p.row_stride)
+
+    for_each_piece(work, x, block_rows, None if step else BLOCK, threads)
+
+
+def host_dequantize_nvfp4(
+    data: int,
+    rows: int,
+    cols: int,
+    scale: int,
+    amax: float,
+    e4m3_max: int,
+    dtype: str,
+    out: int,
+    *,
+    threads: int = 0,
+) -> None:
+    """Decode packed codes with E4M3 scales (rows, ceil(cols / 16)) and one amax."""
+    nbytes = value_nbytes(dtype)
+    given = ctypes.c_float(amax)
+    places = (data, scale, out, nbytes)
+    _dequantize(rows, cols, dtype, (ctypes.addressof(given), 0), e4m3_max, places, threads)
+
+
+def host_dequantize_nvfp4_rows(
+    data: int,
+    rows: int,
+    cols: int,
+    scale: int,
+    amax: int,
+    e4m3_max: int,
+    dtype: str,
+    out: int,
+    *,
+    threads: int = 0,
+) -> None:
+    """The same with one amax per row: fp32 (rows,) at address `amax`."""
+    nbytes = value_nbytes(dtype)
+    places = (data, scale, out, nbytes)
+    _dequantize(rows, cols, dtype, (amax, 4), e4m3_max, places, threads)
+
+
+def _dequantize(
+    rows: int,
+    cols: int,
+    dtype: str,
+    amax: tuple[int, int],
+    e4m3_max: int,
+    places: tuple[int, int, int, int],
+    threads: int,
+) -> None:
+    check_choice("e4m3_max", e4m3_max, E4M3_MAX)
+    kernel = dequantize_nvfp4(dtype)
+    (address, step), (data, scale, out, nbytes) = amax, places
+
+    def work(p: Piece) -> None:
+        full = address + step * p.first_row, step, 6.0 * e4m3_max
+        given = p.at(data, 2, 1), p.at(scale, BLOCK, 1)
+        kernel(*given, *full, p.at(out, 1, nbytes), p.rows, p.cols)
+
+    for_each_piece(work, contiguous(rows, cols), 1, None if step else BLOCK, threads)

@@ -1,8 +1,9 @@
 """Compiled kernels on disk: one file per kernel variant, under the user's cache directory.
 
-A file is read only when its name carries the hash of everything that the code depends on and its content carries its
-own hash, so another version, another processor, a torn write or a damaged file is simply compiled again. Writers make
-a file of their own and rename it, so processes may race. Nothing here fails for want of a writable disk.
+The name of a file carries the hash of everything that the code depends on, and its content the hash
+of the code: another version, another processor, a torn write or a damaged file means compiling
+again. Writers fill a file of their own and rename it, so processes may race. Nothing fails for want
+of a writable disk.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import sys
 import tempfile
 from pathlib import Path
 
 _DIGEST = 32
+# Path.home() raises RuntimeError for a user without a home.
+_UNAVAILABLE = (OSError, RuntimeError)
 
 
 def directory() -> Path:
@@ -23,15 +25,14 @@ def directory() -> Path:
         return Path(chosen) / "kernels"
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "qrole" / "kernels"
-    if sys.platform == "win32" and (base := os.environ.get("LOCALAPPDATA")):
-        return Path(base) / "qrole" / "kernels"
     return Path.home() / ".cache" / "qrole" / "kernels"
 
 
 @functools.cache
 def _sources_digest() -> bytes:
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
+    here = Path(__file__).parent
+    for source in sorted([*here.glob("*.py"), here.with_name("formats.py")]):
         digest.update(source.read_bytes())
     return digest.digest()
 
@@ -46,23 +47,22 @@ def read(name: str, identity: str) -> bytes | None:
     """The object file, or None where there is none or it is damaged."""
     try:
         content = path(name, identity).read_bytes()
-    except OSError:
+    except _UNAVAILABLE:
         return None
     digest, code = content[:_DIGEST], content[_DIGEST:]
     return code if code and hashlib.sha256(code).digest() == digest else None
 
 
 def write(name: str, identity: str, code: bytes) -> None:
-    """Keeps the object file, where the disk lets us."""
-    destination = path(name, identity)
+    """Keep the object file, where the disk lets us."""
     try:
+        destination = path(name, identity)
         destination.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(dir=destination.parent, suffix=".part")
-    except OSError:
+        with tempfile.NamedTemporaryFile(dir=destination.parent, delete=False) as file:
+            file.write(hashlib.sha256(code).digest() + code)
+    except _UNAVAILABLE:
         return
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(code).digest() + code)
-        Path(temporary).replace(destination)
+        Path(file.name).replace(destination)
     except OSError:
-        Path(temporary).unlink(missing_ok=True)
+        Path(file.name).unlink(missing_ok=True)

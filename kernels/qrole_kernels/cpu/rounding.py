@@ -10,25 +10,15 @@ FLOAT32_MAX = float.fromhex("0x1.fffffep127")
 
 
 def round_code(magnitude: Value, mantissa_bits: int, bias: int) -> Value:
-    """Codes of magnitudes that don't overflow the format, in 32-bit lanes; bits from 23 up are noise.
+    """Codes of magnitudes that don't overflow the format, in 32-bit lanes; from bit 23 up is noise.
 
     Adding 2^(e + 23 - mantissa_bits), where e is the exponent of the magnitude and at least that of
     the smallest normal number, leaves the rounded mantissa in the low bits of the sum.
     """
     kept = 23 - mantissa_bits
-    rounded = (magnitude + _rounder(magnitude, mantissa_bits, bias)).bits()
-    return rounded + (rounded >> kept) - ((127 + 1 - bias + kept) << mantissa_bits)
-
-
-def round_value(magnitude: Value, form: ElementFormat) -> Value:
-    """The fp32 value of what `round_code` gives."""
-    rounder = _rounder(magnitude, form.mantissa_bits, form.bias)
-    return magnitude + rounder - rounder
-
-
-def _rounder(magnitude: Value, mantissa_bits: int, bias: int) -> Value:
     exponent = maximum(magnitude, 2.0 ** (1 - bias)).bits() & 0x7F800000
-    return (exponent + ((23 - mantissa_bits) << 23)).as_f32()
+    rounded = (magnitude + (exponent + (kept << 23)).as_f32()).bits()
+    return rounded + (rounded >> kept) - ((127 + 1 - bias + kept) << mantissa_bits)
 
 
 def saturate_code(magnitude: Value, form: ElementFormat) -> Value:
@@ -37,16 +27,34 @@ def saturate_code(magnitude: Value, form: ElementFormat) -> Value:
 
 
 def fp8_codes(pair: Pair, factors: Value | tuple[Value, Value], form: ElementFormat) -> Value:
-    """FP8 codes (32 bytes) of elements times positive factors (16 x fp32; one for even and odd, or two)."""
+    """FP8 codes (32 bytes) of elements times positive finite factors.
+
+    The factors are 16 x fp32, the same for even and odd elements or one vector for each.
+    """
     even_factor, odd_factor = factors if isinstance(factors, tuple) else (factors, factors)
     even = saturate_code(pair.even * even_factor, form)
     odd = saturate_code(pair.odd * odd_factor, form)
-    codes = ((even & 0xFFFF) | (odd << 16)).as_type(lanes(I16, 32)) | ((pair.top >> 8) & 0x80)
+    codes = join_codes(even, odd) | ((pair.top >> 8) & 0x80)
     return select(pair.is_nan(), form.nan_cast, codes).narrow(I8)
 
 
+def fp8_codes_any(pair: Pair, factor: Value, form: ElementFormat) -> Value:
+    """The same for a factor that may also be zero, negative, infinite or NaN."""
+    products = pair.even * factor.magnitude(), pair.odd * factor.magnitude()
+    even, odd = (select(y.equals(y), saturate_code(y, form), form.nan_cast) for y in products)
+    codes = join_codes(even, odd)
+    negative = (factor.bits() >> 31) * 0x00800080
+    signs = ((pair.top >> 8) & 0x80) ^ negative.as_type(lanes(I16, 32))
+    return (codes | select(codes.equals(form.nan_cast), 0, signs)).narrow(I8)
+
+
+def join_codes(even: Value, odd: Value) -> Value:
+    """The codes of a vector in order, 32 x i16."""
+    return ((even & 0xFFFF) | (odd << 16)).as_type(lanes(I16, 32))
+
+
 def fp4_codes(pair: Pair, factor: Value) -> Value:
-    """Packed FP4 codes (16 bytes) of elements times a positive factor (16 x fp32)."""
+    """Packed FP4 codes (16 bytes) of elements times a positive finite factor (16 x fp32)."""
     even = saturate_code(pair.even * factor, E2M1)
     odd = saturate_code(pair.odd * factor, E2M1)
     # NaN saturates to the code that it is cast to; only its sign has to go.

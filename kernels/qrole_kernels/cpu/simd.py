@@ -4,13 +4,13 @@ A `Value` is a scalar or a vector of lanes; Python operators emit instructions::
 
     k = Kernel("scale", {"src": PTR, "out": PTR, "n": I64, "factor": F32})
     with k.range(k["n"]) as i:
-        x = k["src"].at(i * 64).load(lanes(F32, 16))
-        k["out"].at(i * 64).store(x * k["factor"].splat(16))
+        x = k.pointer("src").at(i * 64).load(lanes(F32, 16))
+        k.pointer("out").at(i * 64).store(x * k["factor"].splat(16))
 
-Conventions, chosen because nearly every integer here is a bit pattern without its sign:
-`>>` shifts in zeros, `<`, `maximum` and `minimum` compare integers as signed numbers, `below` compares them as
-unsigned ones. Floating-point comparisons are false on NaN, so `minimum(x, limit)` maps NaN to `limit`. Arithmetic
-never contracts to fused multiply-add and never reorders.
+Nearly every integer here is a bit pattern without its sign. Therefore `>>` shifts in zeros, while
+`<`, `maximum` and `minimum` compare integers as signed numbers. Floating-point comparisons are
+false on NaN, so `minimum(x, limit)` maps NaN to `limit`. Arithmetic is IEEE, subnormals included:
+it never contracts to fused multiply-add and is never reordered.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _literal(kind: ir.Type, number: float) -> ir.Constant:
 
 
 class Value:
-    """One SSA value: a scalar or a vector; Python numbers beside it become constants of its type."""
+    """A scalar or a vector; Python numbers beside it become constants of its type."""
 
     __slots__ = ("builder", "ir")
 
@@ -149,6 +149,10 @@ class Value:
     def as_f32(self) -> Value:
         """32-bit integer lanes read as fp32."""
         return self.as_type(self._with_element(F32))
+
+    def magnitude(self) -> Value:
+        """fp32 lanes without their signs."""
+        return (self.bits() & 0x7FFFFFFF).as_f32()
 
     def to_f32(self) -> Value:
         """Signed integers converted to fp32."""
@@ -281,7 +285,7 @@ class Variable(Generic[Anything]):
         self.builder = builder
         self._slot = slot
         self._type = initial.ir.type
-        self._wrap = type(initial)
+        self._wrap: type[Anything] = type(initial)
         self.set(initial)
 
     def get(self) -> Anything:
@@ -360,6 +364,12 @@ class Kernel:
     def when(self, condition: Value, *, rare: bool = False) -> Iterator[None]:
         """What is inside happens where the scalar condition holds."""
         with self.builder.if_then(condition.ir, likely=False if rare else None):
+            yield
+
+    @contextmanager
+    def unless(self, condition: Value) -> Iterator[None]:
+        """What is inside happens where the scalar condition, which usually holds, doesn't."""
+        with self.builder.if_then(self.builder.not_(condition.ir), likely=False):
             yield
 
     def finish(self) -> str:

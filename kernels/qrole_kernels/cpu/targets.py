@@ -13,8 +13,8 @@ from qrole_kernels.errors import ArgumentError
 class Target:
     """A processor as LLVM names it.
 
-    Invariants: `cpu` is a name LLVM knows; `features` is LLVM's `+name,-name` list, empty for the processor's own;
-    `needs` are the features without which the code doesn't run.
+    Invariants: `cpu` is a name LLVM knows; `features` is LLVM's `+name,-name` list, empty for the
+    processor's usual ones; `needs` are the features without which the code doesn't run.
     """
 
     cpu: str

@@ -15,7 +15,7 @@ os.register_at_fork(after_in_child=_pools.clear)
 
 
 def default_threads() -> int:
-    """`QROLE_NUM_THREADS`, else what torch uses where it is loaded, else the processors we may use."""
+    """`QROLE_NUM_THREADS`, else torch's number where it is loaded, else all processors."""
     if chosen := os.environ.get("QROLE_NUM_THREADS"):
         return max(1, int(chosen))
     torch = sys.modules.get("torch")
