@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qrole_kernels.reference.matmul import accumulate_blocks, fma
+from qrole_kernels.reference.matmul import BLOCK, block_factors, fma
 
-ROWS_PER_TILE = 256
+ROWS_PER_TILE = 512
 """Rows whose partial sums are formed together, so that they stay in the cache."""
 
 _LOCK = threading.Lock()
@@ -55,38 +55,36 @@ def matmul_fp8_block(
     b_block_rows: int,
 ) -> Tensor:
     """See `qrole_kernels.reference.matmul_fp8_block`."""
-    multiply_add = _addcmul if _addcmul_is_fused() else fma
-    tiles = range(0, max(a.shape[0], 1), ROWS_PER_TILE)
-    products = []
-    for start in tiles:
-        rows = slice(start, start + ROWS_PER_TILE)
-        blocks = slice(start // a_block_rows, (start + ROWS_PER_TILE) // a_block_rows)
-        products.append(
-            accumulate_blocks(
-                a[rows],
-                b,
-                a_scale[blocks],
-                b_scale,
-                a_block_rows,
-                b_block_rows,
-                matmul_f32,
-                multiply_add,
-            )
-        )
-    return torch.cat(products)
+    factors = block_factors(a, b, a_scale, b_scale, a_block_rows, b_block_rows)
+    total = a.new_zeros(a.shape[0], b.shape[0])
+    buffer = a.new_empty(min(a.shape[0], ROWS_PER_TILE), b.shape[0])
+    with _fp32_precision("bf16"):
+        for start in range(0, a.shape[0], ROWS_PER_TILE):
+            rows = slice(start, start + ROWS_PER_TILE)
+            first, second = (f[:, rows] if f.shape[2] == 1 else f for f in factors)
+            _accumulate(a[rows], b, first, second, total[rows], buffer)
+    return total
 
 
-def _addcmul(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    return z.addcmul_(x, y.expand_as(x))
+def _accumulate(
+    a: Tensor, b: Tensor, first: Tensor, second: Tensor, total: Tensor, buffer: Tensor
+) -> None:
+    """Add the scaled partial products to `total`, through one reused buffer."""
+    partial = buffer[: a.shape[0]]
+    is_fused = _addcmul_is_fused()
+    for i in range(first.shape[0]):
+        k = slice(i * BLOCK, (i + 1) * BLOCK)
+        torch.mm(a[:, k], b[:, k].t(), out=partial).mul_(first[i])
+        if is_fused:
+            total.addcmul_(partial, second[i])
+        else:
+            total.copy_(fma(partial, second[i], total))
 
 
 @cache
 def _addcmul_is_fused() -> bool:
     """Whether torch's addcmul rounds once on this machine, in its vector and its scalar loop."""
-    generator = torch.Generator().manual_seed(0)
-    x, y, z = torch.randn(3, 37, 211, generator=generator)
-    rows = y[:, :1]
+    x, y, z = torch.randn(3, 37, 211, generator=torch.Generator().manual_seed(0))
     return all(
-        torch.equal(_addcmul(x, factor, z.clone()), fma(x, factor, z))
-        for factor in (y, rows, y[:1])
+        torch.equal(z.addcmul(x, factor), fma(x, factor, z)) for factor in (y, y[:, :1], y[:1])
     )

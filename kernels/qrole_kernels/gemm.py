@@ -9,9 +9,12 @@ from torch.nn.functional import linear
 
 from qrole_kernels.errors import ArgumentError, PairingError
 from qrole_kernels.operand import HIGH_PRECISION, Operand
-from qrole_kernels.products import PRODUCTS
+from qrole_kernels.products import product_of
 
 __all__ = ["Operand", "check_pairing", "gemm"]
+
+ROWS_PER_TILE = 512
+"""Rows of the right operand that are decoded at a time: they stay in the cache until multiplied."""
 
 
 def gemm(
@@ -29,8 +32,15 @@ def gemm(
     check_pairing(left, right)
     if left.family == HIGH_PRECISION:
         return linear(left.data, right.data, bias).to(out_dtype)
-    y = PRODUCTS[left.family](left, right)
-    return (y if bias is None else y + bias.float()).to(out_dtype)
+    (rows, _), (columns, _) = left.shape, right.shape
+    y = torch.empty(rows, columns, dtype=out_dtype, device=left.data.device)
+    product = product_of(left, right)
+    prepared = product.prepare(left)
+    for start in range(0, columns, ROWS_PER_TILE):
+        tile = slice(start, min(start + ROWS_PER_TILE, columns))
+        part = product.multiply(prepared, product.prepare(right.rows(tile.start, tile.stop)))
+        y[:, tile] = part if bias is None else part + bias[tile].float()
+    return y
 
 
 def check_pairing(left: Operand, right: Operand) -> None:

@@ -1,6 +1,6 @@
 """What enters a product: a matrix in some number format."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -93,6 +93,19 @@ class Operand:
         if self.format not in PACKED:
             return rows, columns
         return rows, 2 * columns if self.columns is None else self.columns
+
+    def rows(self, start: int, stop: int) -> "Operand":
+        """Some of the rows, as a view; `start` is a multiple of 128.
+
+        The scale of a tensor stays, those of rows and blocks are cut.
+        """
+        scale, amax = self.scale, self.amax
+        block_rows = SCALED_FORMATS[self.format].block[0] if self.format != HIGH_PRECISION else None
+        if scale is not None and block_rows is not None:
+            scale = scale[start // block_rows : ceil_div(stop, block_rows)]
+        if amax is not None and amax.dim():
+            amax = amax[start:stop]
+        return replace(self, data=self.data[start:stop], scale=scale, amax=amax)
 
     @property
     def family(self) -> str:

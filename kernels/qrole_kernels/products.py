@@ -1,4 +1,4 @@
-"""The product of two operands of one family, in fp32.
+"""How two operands of one family are multiplied: decoding first, then an fp32 product.
 
 Block scales fold into the elements wherever the result is exact in bf16: power-of-two scales
 (MXFP8, MXFP4, FP8 blocks with power-of-two scales) and E4M3 scales of E2M1 elements (NVFP4). The
@@ -25,66 +25,36 @@ SMALLEST_VALUE = 2.0**-62
 
 
 @dataclass(frozen=True)
-class Folded:
-    """Elements with their block scales multiplied in.
+class Prepared:
+    """An operand that is decoded as far as its product wants.
 
-    `values` is fp32 (R, K); 2^`exponent` was taken out of them (an int32 scalar, -127 to 127);
-    `bf16_exact` says whether they are bf16 numbers, none of them or their products subnormal.
+    Attributes:
+        operand: What it was.
+        values: fp32 (R, K), block scales multiplied in where they fold.
+        exponent: 2^exponent was taken out of the values: an int32 scalar, -127 to 127.
+        bf16_exact: The values are bf16 numbers; none of them nor of their products is subnormal.
     """
 
+    operand: Operand
     values: Tensor
-    exponent: Tensor
-    bf16_exact: bool
+    exponent: Tensor | None = None
+    bf16_exact: bool = True
 
 
-def fp8_tensor(left: Operand, right: Operand) -> Tensor:
-    """The product of the codes, times the scale of the tensor or row on either side."""
-    y = ops.matmul_f32(_fp8_values(left), _fp8_values(right), True)
-    return y * _scale(left).view(-1, 1) * _scale(right).view(1, -1)
+@dataclass(frozen=True)
+class Product:
+    """`multiply` of two prepared operands (M, K) and (N, K) is their fp32 product (M, N)."""
+
+    prepare: Callable[[Operand], Prepared]
+    multiply: Callable[[Prepared, Prepared], Tensor]
 
 
-def fp8_block(left: Operand, right: Operand) -> Tensor:
-    """Folded where the scales of both are powers of two, by partial products elsewhere."""
-    left_e8m0, right_e8m0 = _as_e8m0(_scale(left)), _as_e8m0(_scale(right))
-    if left_e8m0 is not None and right_e8m0 is not None:
-        return _folded_product(
-            _fold(left, left_e8m0, _decode_fp8_block), _fold(right, right_e8m0, _decode_fp8_block)
-        )
-    rows = [128 if operand.format == "fp8_block_2d" else 1 for operand in (left, right)]
-    values = _fp8_values(left), _fp8_values(right)
-    return ops.matmul_fp8_block(*values, _scale(left), _scale(right), *rows)
-
-
-def mxfp8(left: Operand, right: Operand) -> Tensor:
-    """Scales folded."""
-    return _folded_product(
-        _fold(left, _scale(left), _decode_mxfp8), _fold(right, _scale(right), _decode_mxfp8)
-    )
-
-
-def mxfp4(left: Operand, right: Operand) -> Tensor:
-    """Scales folded."""
-    return _folded_product(
-        _fold(left, _scale(left), _decode_mxfp4), _fold(right, _scale(right), _decode_mxfp4)
-    )
-
-
-def nvfp4(left: Operand, right: Operand) -> Tensor:
-    """Block scales folded; amax of both sides and the formats' range applied as one factor."""
-    y = ops.matmul_f32(_nvfp4_values(left), _nvfp4_values(right), True)
-    assert left.amax is not None
-    assert right.amax is not None
-    alpha = left.amax.view(-1, 1) * right.amax.view(1, -1)
-    return y * (alpha * torch.full_like(alpha, 1 / (36 * left.e4m3_max * right.e4m3_max)))
-
-
-PRODUCTS: dict[str, Callable[[Operand, Operand], Tensor]] = {
-    "fp8_tensor": fp8_tensor,
-    "fp8_block": fp8_block,
-    "mxfp8": mxfp8,
-    "mxfp4": mxfp4,
-    "nvfp4": nvfp4,
-}
+def product_of(left: Operand, right: Operand) -> Product:
+    """The way in which two operands of one family are multiplied."""
+    if left.family != "fp8_block":
+        return _PRODUCTS[left.family]
+    is_folding = _as_e8m0(left) is not None and _as_e8m0(right) is not None
+    return _POWER_OF_TWO_BLOCKS if is_folding else _FP32_BLOCKS
 
 
 def _scale(operand: Operand) -> Tensor:
@@ -92,32 +62,60 @@ def _scale(operand: Operand) -> Tensor:
     return operand.scale
 
 
-def _fp8_values(operand: Operand) -> Tensor:
+def _amax(operand: Operand) -> Tensor:
+    assert operand.amax is not None
+    return operand.amax
+
+
+def _block_rows(operand: Operand) -> int:
+    return 128 if operand.format == "fp8_block_2d" else 1
+
+
+def _is_transposed(data: Tensor) -> bool:
+    return not data.is_contiguous() and data.t().is_contiguous()
+
+
+def _prepare_fp8(operand: Operand) -> Prepared:
+    """The elements alone; transposed ones in the order of memory."""
     one = torch.ones((), device=operand.data.device)
-    return _along_memory(
-        operand.data, lambda data: ops.dequantize_fp8(data, one, operand.element, torch.float32)
-    )
+    data = operand.data.t() if _is_transposed(operand.data) else operand.data
+    values = ops.dequantize_fp8(data, one, operand.element, torch.float32)
+    return Prepared(operand, values if data is operand.data else values.t())
 
 
-def _along_memory(data: Tensor, decode: Callable[[Tensor], Tensor]) -> Tensor:
-    """Decode elementwise in the order of memory, so that a transposed view is not copied."""
-    transposed = not data.is_contiguous() and data.t().is_contiguous()
-    return decode(data.t()).t() if transposed else decode(data)
+def _multiply_scaled(left: Prepared, right: Prepared) -> Tensor:
+    """One scale per tensor or row on either side."""
+    y = ops.matmul_f32(left.values, right.values, True)
+    return y * _scale(left.operand).view(-1, 1) * _scale(right.operand).view(1, -1)
 
 
-def _nvfp4_values(operand: Operand) -> Tensor:
+def _multiply_blocks(left: Prepared, right: Prepared) -> Tensor:
+    """Partial products, scaled and added up."""
+    scales = _scale(left.operand), _scale(right.operand)
+    rows = _block_rows(left.operand), _block_rows(right.operand)
+    return ops.matmul_fp8_block(left.values, right.values, *scales, *rows)
+
+
+def _prepare_nvfp4(operand: Operand) -> Prepared:
     """E2M1 values times E4M3 scales; an amax of 6 * e4m3_max makes each factor the scale itself."""
     scale = _scale(operand)
     unit = torch.full((), 6.0 * operand.e4m3_max, device=scale.device)
     values = ops.dequantize_nvfp4(operand.data, scale, unit, operand.e4m3_max, torch.float32)
-    return values[:, : operand.shape[1]]
+    return Prepared(operand, values[:, : operand.shape[1]])
+
+
+def _multiply_nvfp4(left: Prepared, right: Prepared) -> Tensor:
+    """Amax of both sides and the range of the formats are one factor of the result."""
+    y = ops.matmul_f32(left.values, right.values, True)
+    amax = _amax(left.operand).view(-1, 1) * _amax(right.operand).view(1, -1)
+    full = 36 * left.operand.e4m3_max * right.operand.e4m3_max
+    return y * (amax * torch.full_like(amax, 1 / full))
 
 
 def _decode_mxfp8(operand: Operand, scale: Tensor) -> Tensor:
     data, element = operand.data, operand.element
-    if not data.is_contiguous() and data.t().is_contiguous():
-        columns = ops.dequantize_mxfp8(data.t(), scale.t(), element, 32, 1, torch.float32)
-        return columns.t()
+    if _is_transposed(data):
+        return ops.dequantize_mxfp8(data.t(), scale.t(), element, 32, 1, torch.float32).t()
     return ops.dequantize_mxfp8(data, scale, element, 1, 32, torch.float32)
 
 
@@ -127,32 +125,56 @@ def _decode_mxfp4(operand: Operand, scale: Tensor) -> Tensor:
 
 
 def _decode_fp8_block(operand: Operand, scale: Tensor) -> Tensor:
-    rows = 128 if operand.format == "fp8_block_2d" else 1
-    decoded = decode_e8m0(scale)
-    return ops.dequantize_fp8_block(operand.data, decoded, operand.element, rows, torch.float32)
+    factor, rows = decode_e8m0(scale), _block_rows(operand)
+    return ops.dequantize_fp8_block(operand.data, factor, operand.element, rows, torch.float32)
 
 
-def _fold(operand: Operand, scale: Tensor, decode: Callable[[Operand, Tensor], Tensor]) -> Folded:
+def _prepare_mxfp8(operand: Operand) -> Prepared:
+    return _fold(operand, _scale(operand), _decode_mxfp8)
+
+
+def _prepare_mxfp4(operand: Operand) -> Prepared:
+    return _fold(operand, _scale(operand), _decode_mxfp4)
+
+
+def _prepare_fp8_block(operand: Operand) -> Prepared:
+    scale = _as_e8m0(operand)
+    assert scale is not None
+    return _fold(operand, scale, _decode_fp8_block)
+
+
+def _as_e8m0(operand: Operand) -> Tensor | None:
+    """Fp32 scales as E8M0 bytes, where all are powers of two in its range."""
+    mantissa, exponent = _scale(operand).frexp()
+    code = exponent - 1 + E8M0.bias
+    exact = (mantissa == 0.5) & (code >= 0) & (code <= E8M0.max_code)
+    return code.to(torch.uint8) if bool(exact.all()) else None
+
+
+def _fold(operand: Operand, scale: Tensor, decode: Callable[[Operand, Tensor], Tensor]) -> Prepared:
     """Fold E8M0 scales relative to the largest one, which becomes 2^0."""
     is_number = scale != E8M0.nan_cast
-    exponent = scale.int()
-    used = exponent.masked_fill(~is_number, 0)
+    code = scale.int()
+    used = code.masked_fill(~is_number, 0)
     top = used.max() if used.numel() else used.new_zeros(())
-    relative = (exponent - top + E8M0.bias).clamp(min=0).masked_fill(~is_number, E8M0.nan_cast)
+    relative = (code - top + E8M0.bias).clamp(min=0).masked_fill(~is_number, E8M0.nan_cast)
     values = decode(operand, relative.to(torch.uint8))
     if _is_wide(used, top, values):
-        return Folded(decode(operand, scale), torch.zeros_like(top), False)
-    return Folded(values, top - E8M0.bias, True)
+        return Prepared(operand, decode(operand, scale), torch.zeros_like(top), False)
+    return Prepared(operand, values, top - E8M0.bias)
 
 
-def _is_wide(exponent: Tensor, top: Tensor, values: Tensor) -> bool:
+def _is_wide(code: Tensor, top: Tensor, values: Tensor) -> bool:
     """Whether blocks that are not all zero have scales far below the largest."""
-    if not bool((exponent < top - EXPONENT_SPREAD).any()):
+    if not bool((code < top - EXPONENT_SPREAD).any()):
         return False
     return bool(((values != 0) & (values.abs() < SMALLEST_VALUE)).any())
 
 
-def _folded_product(left: Folded, right: Folded) -> Tensor:
+def _multiply_folded(left: Prepared, right: Prepared) -> Tensor:
+    """The powers of two that were taken out come back."""
+    assert left.exponent is not None
+    assert right.exponent is not None
     y = ops.matmul_f32(left.values, right.values, left.bf16_exact and right.bf16_exact)
     exponent = left.exponent + right.exponent
     # In two steps, since the sum of two exponents may be outside of fp32.
@@ -164,9 +186,11 @@ def _power_of_two(exponent: Tensor) -> Tensor:
     return decode_e8m0((exponent + E8M0.bias).to(torch.uint8))
 
 
-def _as_e8m0(scale: Tensor) -> Tensor | None:
-    """Fp32 scales as E8M0 bytes, where all are powers of two in its range."""
-    mantissa, exponent = scale.frexp()
-    code = exponent - 1 + E8M0.bias
-    exact = (mantissa == 0.5) & (code >= 0) & (code <= E8M0.max_code)
-    return code.to(torch.uint8) if bool(exact.all()) else None
+_POWER_OF_TWO_BLOCKS = Product(_prepare_fp8_block, _multiply_folded)
+_FP32_BLOCKS = Product(_prepare_fp8, _multiply_blocks)
+_PRODUCTS = {
+    "fp8_tensor": Product(_prepare_fp8, _multiply_scaled),
+    "mxfp8": Product(_prepare_mxfp8, _multiply_folded),
+    "mxfp4": Product(_prepare_mxfp4, _multiply_folded),
+    "nvfp4": Product(_prepare_nvfp4, _multiply_nvfp4),
+}

@@ -1,7 +1,5 @@
 """Products of matrices in fp32, and the block-wise accumulation of FP8 with fp32 block scales."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -10,9 +8,6 @@ from qrole_kernels.reference.blocks import ceil_div
 
 BLOCK = 128
 PAIRS = ((1, 1), (1, BLOCK), (BLOCK, 1))
-
-Multiply = Callable[[Tensor, Tensor, bool], Tensor]
-MultiplyAdd = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def matmul_f32(a: Tensor, b: Tensor, bf16_exact: bool) -> Tensor:
@@ -51,34 +46,35 @@ def matmul_fp8_block(
     Returns:
         fp32 (M, N).
     """
-    return accumulate_blocks(a, b, a_scale, b_scale, a_block_rows, b_block_rows, matmul_f32, fma)
+    first, second = block_factors(a, b, a_scale, b_scale, a_block_rows, b_block_rows)
+    total = a.new_zeros(a.shape[0], b.shape[0])
+    for i in range(first.shape[0]):
+        k = slice(i * BLOCK, (i + 1) * BLOCK)
+        total = fma((a[:, k] @ b[:, k].t()) * first[i], second[i], total)
+    return total
 
 
-def accumulate_blocks(
+def block_factors(
     a: Tensor,
     b: Tensor,
     a_scale: Tensor,
     b_scale: Tensor,
     a_block_rows: int,
     b_block_rows: int,
-    multiply: Multiply,
-    multiply_add: MultiplyAdd,
-) -> Tensor:
-    """`matmul_fp8_block` on top of a given product and a given fused multiply-add."""
+) -> tuple[Tensor, Tensor]:
+    """The factors of `matmul_fp8_block` in the order of their use.
+
+    Returns:
+        For each block along K the scales of all rows of one operand: (blocks, M, 1) those of `a`,
+        (blocks, 1, N) those of `b`.
+    """
     check_choice("(a_block_rows, b_block_rows)", (a_block_rows, b_block_rows), PAIRS)
     blocks = ceil_div(a.shape[1], BLOCK)
     check_shape("a_scale", a_scale, (ceil_div(a.shape[0], a_block_rows), blocks))
     check_shape("b_scale", b_scale, (ceil_div(b.shape[0], b_block_rows), blocks))
-    a_factor = a_scale.repeat_interleave(a_block_rows, 0)[: a.shape[0]]
-    b_factor = b_scale.repeat_interleave(b_block_rows, 0)[: b.shape[0]]
-    total = a.new_zeros(a.shape[0], b.shape[0])
-    for i in range(blocks):
-        k = slice(i * BLOCK, (i + 1) * BLOCK)
-        partial = multiply(a[:, k], b[:, k], True)
-        column, row = a_factor[:, i, None], b_factor[None, :, i]
-        first, second = (column, row) if b_block_rows == BLOCK else (row, column)
-        total = multiply_add(partial.mul_(first), second, total)
-    return total
+    column = a_scale.repeat_interleave(a_block_rows, 0)[: a.shape[0]].t().contiguous()[:, :, None]
+    row = b_scale.repeat_interleave(b_block_rows, 0)[: b.shape[0]].t().contiguous()[:, None, :]
+    return (column, row) if b_block_rows == BLOCK else (row, column)
 
 
 def fma(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
