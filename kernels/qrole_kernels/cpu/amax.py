@@ -6,10 +6,11 @@ import ctypes
 
 from qrole_kernels.cpu.arguments import high_precision
 from qrole_kernels.cpu.blocks import KeysOf, one_block, without_nan
+from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import MATRIX, Walk, matrix
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.pieces import Piece, for_each_piece
-from qrole_kernels.cpu.simd import F32, PTR, Kernel, Value, maximum
+from qrole_kernels.cpu.simd import F32, PTR, Value, maximum
 from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR, Source
 
 STEPS = 4

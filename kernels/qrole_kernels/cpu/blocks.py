@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import Place
-from qrole_kernels.cpu.simd import I32, Kernel, Pointer, Value, lanes, maximum
+from qrole_kernels.cpu.simd import I32, Pointer, Value, lanes, maximum
 from qrole_kernels.cpu.source import F32_INF, Source
 
 _WORDS = lanes(I32, 16)

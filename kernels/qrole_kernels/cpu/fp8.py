@@ -7,11 +7,12 @@ from collections.abc import Callable
 
 from qrole_kernels.cpu.amax import row_amax
 from qrole_kernels.cpu.arguments import contiguous, high_precision, value_nbytes
+from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.pieces import Piece, for_each_piece
 from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp8_codes, fp8_codes_any
-from qrole_kernels.cpu.simd import F32, PTR, Kernel, Value, select
+from qrole_kernels.cpu.simd import F32, PTR, Value, select
 from qrole_kernels.cpu.sink import SINKS, decode_fp8_pair
 from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR, Pair, Source
 from qrole_kernels.formats import ElementFormat, fp8_format

@@ -9,12 +9,13 @@ from qrole_kernels.cpu.arguments import (
     value_nbytes,
 )
 from qrole_kernels.cpu.blocks import KeysOf, column_keys, one_block, without_nan
+from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.fp8 import fp8_scale
 from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.pieces import Piece, for_each_piece
 from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp8_codes
-from qrole_kernels.cpu.simd import F32, PTR, Kernel, Value, gather
+from qrole_kernels.cpu.simd import F32, PTR, Value, gather
 from qrole_kernels.cpu.sink import SINKS, decode_fp8_pair
 from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR
 from qrole_kernels.formats import fp8_format

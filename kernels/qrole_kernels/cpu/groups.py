@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from qrole_kernels.cpu.simd import I8, I64, Kernel, Pointer, Value, lanes, minimum
+from qrole_kernels.cpu.builder import Kernel
+from qrole_kernels.cpu.simd import I8, I64, Pointer, Value, lanes, minimum
 
 MATRIX = {"rows": I64, "cols": I64, "row_stride": I64}
 """Parameters of every kernel that reads a high-precision matrix; the stride is in elements."""

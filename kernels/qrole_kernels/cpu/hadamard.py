@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from qrole_kernels.cpu.arguments import contiguous
+from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import COMPACT, Walk, compact
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.pieces import Piece, for_each_piece
-from qrole_kernels.cpu.simd import I32, PTR, Kernel, Value, lanes, select
+from qrole_kernels.cpu.simd import I32, PTR, Value, lanes, select
 from qrole_kernels.cpu.sink import round_bf16
 from qrole_kernels.cpu.source import F32_INF, VECTOR
 from qrole_kernels.errors import ArgumentError

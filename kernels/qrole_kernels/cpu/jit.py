@@ -13,7 +13,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from qrole_kernels.cpu import object_cache
-from qrole_kernels.cpu.simd import F32, I32, I64, PTR, Kernel
+from qrole_kernels.cpu.builder import Kernel
+from qrole_kernels.cpu.simd import F32, I32, I64, PTR
 from qrole_kernels.cpu.targets import Target, host_target
 
 _CTYPES: dict[ir.Type, Any] = {

@@ -9,11 +9,12 @@ from qrole_kernels.cpu.arguments import (
     value_nbytes,
 )
 from qrole_kernels.cpu.blocks import block_amax
+from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.pieces import Piece, for_each_piece
 from qrole_kernels.cpu.rounding import e8m0_reciprocal, e8m0_up, fp8_codes
-from qrole_kernels.cpu.simd import F32, I8, I16, I32, PTR, Kernel, Value, lanes, maximum, select
+from qrole_kernels.cpu.simd import F32, I8, I16, I32, PTR, Value, lanes, maximum, select
 from qrole_kernels.cpu.sink import SINKS, decode_e8m0, decode_fp8_pair
 from qrole_kernels.cpu.source import AHEAD, F32_INF, SOURCES, VECTOR
 from qrole_kernels.formats import ElementFormat, fp8_format

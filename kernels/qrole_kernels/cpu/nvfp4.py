@@ -11,11 +11,12 @@ from qrole_kernels.cpu.arguments import (
     value_nbytes,
 )
 from qrole_kernels.cpu.blocks import block_amax
+from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.pieces import Matrix, Piece, for_each_piece
 from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp4_codes, saturate_code
-from qrole_kernels.cpu.simd import F32, I8, I32, I64, PTR, Kernel, Value, lanes, minimum, select
+from qrole_kernels.cpu.simd import F32, I8, I32, I64, PTR, Value, lanes, minimum, select
 from qrole_kernels.cpu.sink import SINKS, decode, decode_fp4_pair
 from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR
 from qrole_kernels.formats import E4M3

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import MATRIX, Place, copy_bytes
 from qrole_kernels.cpu.jit import kernel
-from qrole_kernels.cpu.simd import I16, I32, I64, PTR, Kernel, Value, lanes, minimum
+from qrole_kernels.cpu.simd import I16, I32, I64, PTR, Value, lanes, minimum
 
 ROW_NBYTES = 64
 """A tile is square, and a row of it fills one register."""

@@ -1,0 +1,224 @@
+"""Quantization on the torch reference, over raw memory."""
+
+from __future__ import annotations
+
+import torch
+
+from qrole_kernels import reference
+from qrole_kernels.cpu.fallback.memory import (
+    ceil_div,
+    contiguous,
+    floats,
+    lines,
+    matrix,
+    portions,
+    raw_bytes,
+)
+
+
+def host_amax(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> float:
+    """As in `host`."""
+    x = matrix(src, dtype, rows, cols, row_stride, col_stride)
+    parts = portions(rows, cols)
+    return max((float(reference.amax(x[part])) for part in parts), default=0.0)
+
+
+def host_amax_rows(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    out: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """As in `host`."""
+    x = matrix(src, dtype, rows, cols, row_stride, col_stride)
+    found = floats(out, rows)
+    for part in portions(rows, cols):
+        found[part, 0] = reference.amax_rows(x[part])
+
+
+def host_quantize_fp8(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    scale: float,
+    element: str,
+    out: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """As in `host`."""
+    x = matrix(src, dtype, rows, cols, row_stride, col_stride)
+    codes, factor = raw_bytes(out, rows, cols), torch.tensor(scale)
+    for part in portions(rows, cols):
+        codes[part] = reference.quantize_fp8(x[part], factor, element)
+
+
+def host_quantize_fp8_rows(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    element: str,
+    out: int,
+    out_scale_inv: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """As in `host`."""
+    x = matrix(src, dtype, rows, cols, row_stride, col_stride)
+    codes, scales = raw_bytes(out, rows, cols), floats(out_scale_inv, rows)
+    for part in portions(rows, cols):
+        codes[part], scales[part] = reference.quantize_fp8_rows(x[part], element)
+
+
+def host_quantize_fp8_block(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    element: str,
+    block_rows: int,
+    power_of_two: bool,
+    epsilon: float,
+    out: int,
+    out_scale_inv: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """As in `host`."""
+    x = matrix(src, dtype, rows, cols, row_stride, col_stride)
+    codes = raw_bytes(out, rows, cols)
+    scales = floats(out_scale_inv, ceil_div(rows, block_rows), ceil_div(cols, 128))
+    for part in portions(rows, cols):
+        codes[part], scales[lines(part, block_rows)] = reference.quantize_fp8_block(
+            x[part], element, block_rows, power_of_two, epsilon
+        )
+
+
+def host_quantize_mxfp8(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    element: str,
+    block_rows: int,
+    block_cols: int,
+    out: int,
+    out_scale: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """As in `host`."""
+    x = matrix(src, dtype, rows, cols, row_stride, col_stride)
+    codes = raw_bytes(out, rows, cols)
+    scales = raw_bytes(out_scale, ceil_div(rows, block_rows), ceil_div(cols, block_cols))
+    for part in portions(rows, cols):
+        codes[part], scales[lines(part, block_rows)] = reference.quantize_mxfp8(
+            x[part], element, block_rows, block_cols
+        )
+
+
+def host_quantize_nvfp4(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    amax: float,
+    block_rows: int,
+    e4m3_max: int,
+    out: int,
+    out_scale: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """As in `host`."""
+    x = matrix(src, dtype, rows, cols, row_stride, col_stride)
+    codes, scales = (
+        raw_bytes(out, rows, ceil_div(cols, 2)),
+        raw_bytes(out_scale, rows, ceil_div(cols, 16)),
+    )
+    largest = torch.tensor(amax)
+    for part in portions(rows, cols):
+        codes[part], scales[part] = reference.quantize_nvfp4(x[part], largest, block_rows, e4m3_max)
+
+
+def host_quantize_nvfp4_rows(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    amax: int,
+    e4m3_max: int,
+    out: int,
+    out_scale: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """As in `host`."""
+    x = matrix(src, dtype, rows, cols, row_stride, col_stride)
+    codes, scales = (
+        raw_bytes(out, rows, ceil_div(cols, 2)),
+        raw_bytes(out_scale, rows, ceil_div(cols, 16)),
+    )
+    largest = floats(amax, rows)[:, 0]
+    for part in portions(rows, cols):
+        codes[part], scales[part] = reference.quantize_nvfp4(x[part], largest[part], 1, e4m3_max)
+
+
+def host_quantize_mxfp4(
+    src: int,
+    dtype: str,
+    rows: int,
+    cols: int,
+    row_stride: int,
+    rule: str,
+    out: int,
+    out_scale: int,
+    *,
+    col_stride: int = 1,
+    threads: int = 0,
+) -> None:
+    """As in `host`."""
+    x = matrix(src, dtype, rows, cols, row_stride, col_stride)
+    codes, scales = (
+        raw_bytes(out, rows, ceil_div(cols, 2)),
+        raw_bytes(out_scale, rows, ceil_div(cols, 32)),
+    )
+    for part in portions(rows, cols):
+        codes[part], scales[part] = reference.quantize_mxfp4(x[part], rule)
+
+
+def host_hadamard16(
+    src: int, rows: int, cols: int, sign_mask: int, out: int, *, threads: int = 0
+) -> None:
+    """As in `host`."""
+    given, found = (contiguous(place, torch.bfloat16, rows, cols) for place in (src, out))
+    for part in portions(rows, cols):
+        found[part] = reference.hadamard16(given[part], sign_mask)
