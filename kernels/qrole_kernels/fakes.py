@@ -6,7 +6,9 @@ Signatures are those of `qrole_kernels.reference`.
 import torch
 from torch import Tensor
 
+from qrole_kernels.layout import TILE_COLS, TILE_ROWS
 from qrole_kernels.reference.blocks import ceil_div
+from qrole_kernels.reference.hadamard import SIGN_MASK
 
 
 def _bytes(like: Tensor, *shape: int) -> Tensor:
@@ -133,7 +135,7 @@ def dequantize_mxfp4(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
     return packed.new_empty((packed.shape[0], 2 * packed.shape[1]), dtype=dtype)
 
 
-def hadamard16(x: Tensor, sign_mask: int = 0xD7E8) -> Tensor:
+def hadamard16(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
     """Values of the shape of the input."""
     return x.new_empty(x.shape)
 
@@ -155,7 +157,9 @@ def matmul_fp8_block(
     return _floats(a, a.shape[0], b.shape[0])
 
 
-def pad_scales(scale: Tensor, row_multiple: int = 128, col_multiple: int = 4) -> Tensor:
+def pad_scales(
+    scale: Tensor, row_multiple: int = TILE_ROWS, col_multiple: int = TILE_COLS
+) -> Tensor:
     """Scales of the padded shape."""
     rows, cols = scale.shape
     return scale.new_empty((_round_up(rows, row_multiple), _round_up(cols, col_multiple)))
@@ -164,7 +168,7 @@ def pad_scales(scale: Tensor, row_multiple: int = 128, col_multiple: int = 4) ->
 def swizzle_scales(scale: Tensor) -> Tensor:
     """Flat scales of the padded size."""
     rows, cols = scale.shape
-    return scale.new_empty((_round_up(rows, 128) * _round_up(cols, 4),))
+    return scale.new_empty((_round_up(rows, TILE_ROWS) * _round_up(cols, TILE_COLS),))
 
 
 def unswizzle_scales(swizzled: Tensor, rows: int, cols: int) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from qrole_kernels import ops
 from qrole_kernels.errors import ArgumentError, PairingError
 from qrole_kernels.operand import HIGH_PRECISION, Operand
 from qrole_kernels.products import product_of
@@ -32,8 +33,65 @@ def gemm(
     check_pairing(left, right)
     if left.family == HIGH_PRECISION:
         return linear(left.data, right.data, bias).to(out_dtype)
-    (rows, _), (columns, _) = left.shape, right.shape
-    y = torch.empty(rows, columns, dtype=out_dtype, device=left.data.device)
+    return _op(
+        left.format,
+        left.data,
+        left.scale,
+        left.amax,
+        left.element,
+        left.e4m3_max,
+        left.columns,
+        right.format,
+        right.data,
+        right.scale,
+        right.amax,
+        right.element,
+        right.e4m3_max,
+        right.columns,
+        out_dtype,
+        bias,
+    )
+
+
+def quantized_gemm(
+    left_format: str,
+    left_data: Tensor,
+    left_scale: Tensor | None,
+    left_amax: Tensor | None,
+    left_element: str,
+    left_e4m3_max: int,
+    left_columns: int | None,
+    right_format: str,
+    right_data: Tensor,
+    right_scale: Tensor | None,
+    right_amax: Tensor | None,
+    right_element: str,
+    right_e4m3_max: int,
+    right_columns: int | None,
+    out_dtype: torch.dtype,
+    bias: Tensor | None,
+) -> Tensor:
+    """The op behind `gemm`, on the fields of its operands; a device may have its own."""
+    left = Operand(
+        left_format,
+        left_data,
+        left_scale,
+        left_amax,
+        left_element,
+        left_e4m3_max,
+        left_columns,
+    )
+    right = Operand(
+        right_format,
+        right_data,
+        right_scale,
+        right_amax,
+        right_element,
+        right_e4m3_max,
+        right_columns,
+    )
+    columns = right.shape[0]
+    y = torch.empty(left.shape[0], columns, dtype=out_dtype, device=left.data.device)
     product = product_of(left, right)
     prepared = product.prepare(left)
     for start in range(0, columns, ROWS_PER_TILE):
@@ -41,6 +99,30 @@ def gemm(
         part = product.multiply(prepared, product.prepare(right.rows(tile.start, tile.stop)))
         y[:, tile] = part if bias is None else part + bias[tile].float()
     return y
+
+
+def _fake(
+    left_format: str,
+    left_data: Tensor,
+    left_scale: Tensor | None,
+    left_amax: Tensor | None,
+    left_element: str,
+    left_e4m3_max: int,
+    left_columns: int | None,
+    right_format: str,
+    right_data: Tensor,
+    right_scale: Tensor | None,
+    right_amax: Tensor | None,
+    right_element: str,
+    right_e4m3_max: int,
+    right_columns: int | None,
+    out_dtype: torch.dtype,
+    bias: Tensor | None,
+) -> Tensor:
+    return left_data.new_empty((left_data.shape[0], right_data.shape[0]), dtype=out_dtype)
+
+
+_op = ops.declare(quantized_gemm, _fake)
 
 
 def check_pairing(left: Operand, right: Operand) -> None:

@@ -36,13 +36,15 @@ def _implementation(oracle: Callable[P, R], device: str) -> Callable[P, R]:
     return run
 
 
-def _declare(oracle: Callable[P, R], fake: Callable[P, R]) -> Callable[P, R]:
+def declare(oracle: Callable[P, R], fake: Callable[P, R]) -> Callable[P, R]:
     """Declare the op that `oracle` defines; `fake` makes outputs of its shapes and dtypes."""
     name = oracle.__name__
     schema = torch.library.infer_schema(oracle, mutates_args=())
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     for device in _KERNEL_MODULES:
         _LIBRARY.impl(name, _implementation(oracle, device), device)
+    # Results don't require gradients, instead of failing at the backward pass.
+    _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"qrole::{name}", fake, lib=_LIBRARY)
     overload = getattr(torch.ops.qrole, name).default
 
@@ -54,25 +56,25 @@ def _declare(oracle: Callable[P, R], fake: Callable[P, R]) -> Callable[P, R]:
     return op
 
 
-amax = _declare(reference.amax, fakes.amax)
-amax_rows = _declare(reference.amax_rows, fakes.amax_rows)
-fp8_scale = _declare(reference.fp8_scale, fakes.fp8_scale)
-quantize_fp8 = _declare(reference.quantize_fp8, fakes.quantize_fp8)
-quantize_fp8_current = _declare(reference.quantize_fp8_current, fakes.quantize_fp8_current)
-quantize_fp8_rows = _declare(reference.quantize_fp8_rows, fakes.quantize_fp8_rows)
-quantize_fp8_block = _declare(reference.quantize_fp8_block, fakes.quantize_fp8_block)
-quantize_mxfp8 = _declare(reference.quantize_mxfp8, fakes.quantize_mxfp8)
-quantize_nvfp4 = _declare(reference.quantize_nvfp4, fakes.quantize_nvfp4)
-quantize_mxfp4 = _declare(reference.quantize_mxfp4, fakes.quantize_mxfp4)
-dequantize_fp8 = _declare(reference.dequantize_fp8, fakes.dequantize_fp8)
-dequantize_fp8_rows = _declare(reference.dequantize_fp8_rows, fakes.dequantize_fp8_rows)
-dequantize_fp8_block = _declare(reference.dequantize_fp8_block, fakes.dequantize_fp8_block)
-dequantize_mxfp8 = _declare(reference.dequantize_mxfp8, fakes.dequantize_mxfp8)
-dequantize_nvfp4 = _declare(reference.dequantize_nvfp4, fakes.dequantize_nvfp4)
-dequantize_mxfp4 = _declare(reference.dequantize_mxfp4, fakes.dequantize_mxfp4)
-hadamard16 = _declare(reference.hadamard16, fakes.hadamard16)
-matmul_f32 = _declare(reference.matmul_f32, fakes.matmul_f32)
-matmul_fp8_block = _declare(reference.matmul_fp8_block, fakes.matmul_fp8_block)
-pad_scales = _declare(reference.pad_scales, fakes.pad_scales)
-swizzle_scales = _declare(reference.swizzle_scales, fakes.swizzle_scales)
-unswizzle_scales = _declare(reference.unswizzle_scales, fakes.unswizzle_scales)
+amax = declare(reference.amax, fakes.amax)
+amax_rows = declare(reference.amax_rows, fakes.amax_rows)
+fp8_scale = declare(reference.fp8_scale, fakes.fp8_scale)
+quantize_fp8 = declare(reference.quantize_fp8, fakes.quantize_fp8)
+quantize_fp8_current = declare(reference.quantize_fp8_current, fakes.quantize_fp8_current)
+quantize_fp8_rows = declare(reference.quantize_fp8_rows, fakes.quantize_fp8_rows)
+quantize_fp8_block = declare(reference.quantize_fp8_block, fakes.quantize_fp8_block)
+quantize_mxfp8 = declare(reference.quantize_mxfp8, fakes.quantize_mxfp8)
+quantize_nvfp4 = declare(reference.quantize_nvfp4, fakes.quantize_nvfp4)
+quantize_mxfp4 = declare(reference.quantize_mxfp4, fakes.quantize_mxfp4)
+dequantize_fp8 = declare(reference.dequantize_fp8, fakes.dequantize_fp8)
+dequantize_fp8_rows = declare(reference.dequantize_fp8_rows, fakes.dequantize_fp8_rows)
+dequantize_fp8_block = declare(reference.dequantize_fp8_block, fakes.dequantize_fp8_block)
+dequantize_mxfp8 = declare(reference.dequantize_mxfp8, fakes.dequantize_mxfp8)
+dequantize_nvfp4 = declare(reference.dequantize_nvfp4, fakes.dequantize_nvfp4)
+dequantize_mxfp4 = declare(reference.dequantize_mxfp4, fakes.dequantize_mxfp4)
+hadamard16 = declare(reference.hadamard16, fakes.hadamard16)
+matmul_f32 = declare(reference.matmul_f32, fakes.matmul_f32)
+matmul_fp8_block = declare(reference.matmul_fp8_block, fakes.matmul_fp8_block)
+pad_scales = declare(reference.pad_scales, fakes.pad_scales)
+swizzle_scales = declare(reference.swizzle_scales, fakes.swizzle_scales)
+unswizzle_scales = declare(reference.unswizzle_scales, fakes.unswizzle_scales)

@@ -135,6 +135,23 @@ def test_transposed_views_are_not_copies_of_something_else(pairing):
     assert_bits_equal(gemm(*strided, F32), gemm(left, right, F32))
 
 
+def test_opcheck(pairing):
+    left, right = pairing[0](_matrix(M))[0], pairing[1](_matrix(N, seed=1))[0]
+    fields = [
+        (o.format, o.data, o.scale, o.amax, o.element, o.e4m3_max, o.columns) for o in (left, right)
+    ]
+    for bias in (None, torch.ones(N)):
+        arguments = (*fields[0], *fields[1], BF16, bias)
+        torch.library.opcheck(torch.ops.qrole.quantized_gemm.default, arguments)
+
+
+def test_compiles_without_a_graph_break(pairing):
+    left, right = pairing[0](_matrix(M))[0], pairing[1](_matrix(N, seed=1))[0]
+    torch.compiler.reset()
+    compiled = torch.compile(gemm, backend="aot_eager", fullgraph=True)
+    assert_bits_equal(compiled(left, right, BF16), gemm(left, right, BF16))
+
+
 def test_columnwise_mxfp8_enters_as_transposed_views():
     """Wgrad: dw = Qcol(dy).T @ Qcol(x), whose data keep the orientation of dy and x."""
     dy, x = _matrix(64, M), _matrix(64, N, seed=1)

@@ -148,6 +148,13 @@ def test_compiles_for_changing_shapes():
             assert_bits_equal(given, expected)
 
 
+def test_results_do_not_require_gradients():
+    x = _matrix(_F32).requires_grad_()
+    assert not ops.amax(x).requires_grad
+    assert not any(t.requires_grad for t in ops.quantize_fp8_current(x, "e4m3"))
+    assert not ops.hadamard16(_matrix(cols=16).requires_grad_()).requires_grad
+
+
 def test_meta_tensors_give_shapes():
     packed, scale = ops.quantize_nvfp4(_matrix().to("meta"), _AMAX.to("meta"), 1)
     assert packed.device.type == scale.device.type == "meta"
