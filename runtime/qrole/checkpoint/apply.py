@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from qrole.checkpoint.engines import Verdict
 from qrole.checkpoint.headers import read_headers
+from qrole.checkpoint.inputs import CalibrationOptions, InputRanges, input_ranges
 from qrole.checkpoint.job import ApplyOptions, Job, prepare
 from qrole.checkpoint.manifest import MANIFEST, manifest
 from qrole.checkpoint.other_files import copy_other_files
@@ -22,7 +23,7 @@ from qrole.checkpoint.shards import index_text
 from qrole.checkpoint.staging import Staging, check_output
 from qrole.checkpoint.stream import Writer, create_files, run_units
 from qrole.checkpoint.units import Unit
-from qrole.errors import CheckpointError, InterruptedRunError, UsageError
+from qrole.errors import CheckpointError, InterruptedRunError
 from qrole.plugins import Factory
 from qrole_kernels.cpu.threads import default_threads
 
@@ -55,6 +56,10 @@ class ApplyReport:
     verdicts: tuple[Verdict, ...]
     notes: tuple[str, ...] = field(default=())
 
+    def to_json(self) -> dict[str, Any]:
+        """The report as JSON values, under the schema `qrole.apply/1`."""
+        return {"schema": "qrole.apply/1", **asdict(self), "output": str(self.output)}
+
 
 def apply(
     model: str,
@@ -63,8 +68,10 @@ def apply(
     *,
     options: ApplyOptions | None = None,
     force: bool = False,
+    calibration: CalibrationOptions | None = None,
     workers: int = 0,
     on_progress: OnProgress | None = None,
+    on_calibration: OnProgress | None = None,
 ) -> ApplyReport:
     """Quantizes a model's weights by a factory's plan and writes a checkpoint.
 
@@ -74,8 +81,10 @@ def apply(
         output: The directory; must not exist.
         options: Layout, schemes and what must load the result.
         force: Replace an existing directory.
+        calibration: How the inputs of static layers are looked at; not used where none is static.
         workers: Threads; 0 for as many as the kernels use. The bytes do not depend on it.
         on_progress: Called with source bytes done and in total.
+        on_calibration: Called with calibration batches done and in total.
 
     Raises:
         OutputExistsError: The output exists, or another run is writing it.
@@ -86,16 +95,13 @@ def apply(
     final = Path(output)
     job = prepare(model, factory, options or ApplyOptions())
     check_output(final, job.source.directory, force)
-    if job.static_layers:
-        raise UsageError(
-            f"{len(job.static_layers)} layers need calibrated input scales",
-            expected="calibration data, or weights alone",
-            hint="pass --weight-only",
-        )
     staging = Staging(final)
     staging.lock()
     try:
-        return _write(job, staging, {}, workers or default_threads(), on_progress)
+        inputs = input_ranges(
+            job, calibration or CalibrationOptions(), staging.work, on_calibration
+        )
+        return _write(job, staging, inputs, workers or default_threads(), on_progress)
     except KeyboardInterrupt as error:
         raise InterruptedRunError(
             f"stopped before {final} was complete",
@@ -110,15 +116,15 @@ def apply(
 def _write(
     job: Job,
     staging: Staging,
-    input_amax: Mapping[str, float],
+    inputs: InputRanges,
     workers: int,
     on_progress: OnProgress | None,
 ) -> ApplyReport:
-    identity = job.identity(input_amax)
+    identity = job.identity(inputs.amaxes)
     done, dropped = staging.resume(identity)
     create_files(job.shards, staging.out)
     journal = staging.journal(identity)
-    writer = Writer(job.source, job.shards, job.layout, staging.out, input_amax, journal)
+    writer = Writer(job.source, job.shards, job.layout, staging.out, inputs.amaxes, journal)
     amaxes = {m: amax for unit in done.values() for m, amax in unit.items()}
     total = sum(unit.nbytes for unit in job.units)
     reused = sum(unit.nbytes for unit in job.units if unit.key in done)
@@ -134,7 +140,7 @@ def _write(
     finally:
         writer.close()
         journal.close()
-    _finish(job, staging, amaxes)
+    _finish(job, staging, amaxes, inputs)
     return ApplyReport(
         output=staging.final,
         schemes={name: len(layers) for name, layers in job.selection.schemes().items()},
@@ -143,11 +149,11 @@ def _write(
         reused_bytes=reused,
         dropped_remains=dropped,
         verdicts=job.verdicts,
-        notes=job.selection.notes,
+        notes=(*job.selection.notes, *inputs.notes),
     )
 
 
-def _finish(job: Job, staging: Staging, amaxes: Mapping[str, float]) -> None:
+def _finish(job: Job, staging: Staging, amaxes: Mapping[str, float], inputs: InputRanges) -> None:
     """Everything beside the weights, the check of what is there, the index, and the name."""
     job.source.check_unchanged()
     if job.source.directory is not None and job.source.config_text is not None:
@@ -161,7 +167,7 @@ def _finish(job: Job, staging: Staging, amaxes: Mapping[str, float]) -> None:
         job.layout.name,
         job.options.for_bytes(),
         amaxes,
-        None,
+        inputs.record,
     )
     staging.write_text(MANIFEST, json.dumps(record, indent=2, sort_keys=True) + "\n")
     _check_written(job, staging.out)

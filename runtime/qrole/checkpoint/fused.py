@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["DEFAULT_FUSIONS", "Fusion", "absent_siblings", "fused_groups"]
+from qrole.errors import UsageError
+
+__all__ = ["DEFAULT_FUSIONS", "Fusion", "absent_siblings", "fused_groups", "parse_fusion"]
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,22 @@ DEFAULT_FUSIONS = (
     Fusion(("w1", "w3")),
     Fusion(("q_a_proj", "kv_a_proj_with_mqa")),
 )
+
+
+def parse_fusion(text: str) -> Fusion:
+    """`a,b,c`.
+
+    Raises:
+        UsageError: Fewer than two names.
+    """
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    if len(names) < 2:
+        raise UsageError(
+            f"{text!r} joins nothing",
+            expected="two or more last name components, separated by commas",
+            hint="such as 'to_q,to_k,to_v'",
+        )
+    return Fusion(names)
 
 
 def fused_groups(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from qrole.checkpoint.source import Source, open_source
 from qrole.checkpoint.units import Unit, plan_units
 from qrole.emitters.tensors import walk_tensors
 from qrole.errors import ConfigError, UnknownNameError, UsageError
+from qrole.loading import LoadedModel, load_model
 from qrole.plan import Inventory, Plan, build_plan
 from qrole.plugins import Factory, load_factory
 
@@ -69,6 +70,7 @@ class Job:
         shards: The output's files.
         units: The work, largest first.
         verdicts: What each engine makes of the result.
+        loaded: The model, where the source is one in memory.
     """
 
     source: Source
@@ -78,7 +80,8 @@ class Job:
     options: ApplyOptions
     shards: tuple[Shard, ...]
     units: tuple[Unit, ...]
-    verdicts: tuple[Verdict, ...] = field(default=())
+    verdicts: tuple[Verdict, ...]
+    loaded: LoadedModel | None = None
 
     @property
     def static_layers(self) -> tuple[str, ...]:
@@ -92,7 +95,9 @@ class Job:
     def identity(self, input_amax: Mapping[str, float]) -> str:
         """Hash of everything that the output's bytes depend on."""
         layers = {m: [repr(la)] for m, la in self.selection.layers.items()}
-        files = [(str(f.path), f.size, f.mtime_ns, f.inode) for f in self.source.files.values()]
+        files = [
+            (str(f.path.resolve()), f.size, f.mtime_ns, f.inode) for f in self.source.files.values()
+        ]
         headers = [hashlib.sha256(shard.header).hexdigest() for shard in self.shards]
         content = [__version__, self.layout.name, layers, files, headers, dict(input_amax)]
         content += [self.options.for_bytes(), self.plan.factory.sha256]
@@ -117,7 +122,7 @@ def prepare(model: str, factory: str | Factory | Callable[..., Any], options: Ap
     if options.layout not in LAYOUTS:
         raise UnknownNameError("layout", options.layout, LAYOUTS)
     layout = LAYOUTS[options.layout]
-    source, inventory = _open(model)
+    source, inventory, loaded = _open(model)
     plan = build_plan(inventory, _factory(factory))
     selection = select(plan, source, _select_options(options, layout))
     _check_layout(selection, layout)
@@ -125,22 +130,21 @@ def prepare(model: str, factory: str | Factory | Callable[..., Any], options: Ap
     check_engines(options.engines, found)
     shards = plan_shards(source, selection, layout)
     units = tuple(plan_units(source, selection, shards))
-    return Job(source, plan, selection, layout, options, shards, units, found)
+    return Job(source, plan, selection, layout, options, shards, units, found, loaded)
 
 
-def _open(model: str) -> tuple[Source, Inventory]:
+def _open(model: str) -> tuple[Source, Inventory, LoadedModel | None]:
     path = Path(model)
     if path.is_dir() or path.suffix == ".safetensors":
         source = open_source(path, model)
         stored = {n: t.stored for n, t in source.tensors.items() if t.stored is not None}
-        return source, walk_tensors(stored, model)
+        return source, walk_tensors(stored, model), None
     from qrole.checkpoint.model_source import source_of_module
     from qrole.emitters import walk
-    from qrole.loading import load_model
 
     loaded = load_model(model, weights=True)
     assert loaded.module is not None, "a Python model has a module"
-    return source_of_module(loaded.module, model), walk(loaded)
+    return source_of_module(loaded.module, model), walk(loaded), loaded
 
 
 def _factory(factory: str | Factory | Callable[..., Any]) -> Factory:

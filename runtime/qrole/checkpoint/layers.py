@@ -23,6 +23,7 @@ class Layer:
         scheme: How it is stored.
         weight: What the encoder is told.
         slot: Id of the weight's slot.
+        place: Module, group and copy of its slots in the plan.
         answer: Label of the quantizer that the factory gave it.
         note: Where the stored scheme differs from the plan; `""` where it does not.
         group: Names of the layers that share its global scale, its own included.
@@ -36,6 +37,7 @@ class Layer:
     scheme: Scheme
     weight: WeightFormat
     slot: str
+    place: tuple[str, str, int]
     answer: str
     note: str
     group: tuple[str, ...]

@@ -30,6 +30,7 @@ class _Asked:
     first_row: int
     rows: int
     columns: int
+    copy: int
     weight: Decision
     activations: Decision | None
 
@@ -89,7 +90,9 @@ def _asked(plan: Plan, source: Source) -> Iterator[_Asked]:
                 path, _, last = module.rpartition(".")
                 module = f"{path}.{copy}.{last}"
             answers = activations and _of_copy(activations, copy)
-            yield _Asked(module, name, first_row, rows, columns, _of_copy(weight, copy), answers)
+            yield _Asked(
+                module, name, first_row, rows, columns, copy, _of_copy(weight, copy), answers
+            )
 
 
 def _stored(weight: Decision, source: Source) -> Iterator[tuple[int, str, int, int, int]]:
@@ -177,6 +180,7 @@ def _layer(asked: _Asked, options: SelectOptions) -> Layer | None:
         scheme=scheme,
         weight=weight,
         slot=decision.slot.id,
+        place=(decision.slot.module, decision.slot.group, asked.copy),
         answer=decision.label,
         note="; ".join(text for text in (note, differs) if text),
         group=(asked.module,),

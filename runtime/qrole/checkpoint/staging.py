@@ -97,7 +97,8 @@ class Staging:
         except OSError:
             held = False
         if not held:
-            self.release()
+            os.close(self._lock)
+            self._lock = None
             raise OutputExistsError(
                 f"another run is writing {self.final}",
                 expected="one run per output",
@@ -142,7 +143,11 @@ class Staging:
             shutil.rmtree(self.work)
 
     def release(self) -> None:
-        """Lets go of the lock; an unfinished output stays for the next run."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Lets go of the lock; an unfinished output stays for the next run, an empty one goes."""
+        if self._lock is None:
+            return
+        begun = any(self.work.glob("journal-*.jsonl")) or any(self.work.glob("*.json"))
+        if self.work.is_dir() and not begun and not (self.work / "replaced").exists():
+            shutil.rmtree(self.work, ignore_errors=True)
+        os.close(self._lock)
+        self._lock = None

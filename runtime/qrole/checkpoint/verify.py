@@ -19,6 +19,8 @@ from qrole.checkpoint.source import Source, open_source
 from qrole.checkpoint.verification.against_source import check_files, check_values
 from qrole.checkpoint.verification.declared import Declared, weight_modules
 from qrole.checkpoint.verification.declared_ct import declared_ct
+from qrole.checkpoint.verification.declared_fp8 import declared_fp8
+from qrole.checkpoint.verification.declared_modelopt import declared_modelopt
 from qrole.checkpoint.verification.files import check_index, check_tied
 from qrole.checkpoint.verification.reading import Reader
 from qrole.checkpoint.verification.report import LayerError, Problem, VerifyReport
@@ -118,6 +120,10 @@ def _declared(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tenso
     method = declaration.get("quant_method")
     if method == "compressed-tensors":
         return declared_ct(declaration, weight_modules(tensors))
+    if method == "modelopt":
+        return declared_modelopt(declaration, weight_modules(tensors), path)
+    if method == "fp8":
+        return declared_fp8(declaration, weight_modules(tensors))
     raise UsageError(
         f"config.json declares quant_method {method!r}",
         expected="compressed-tensors, modelopt or fp8",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from qrole.checkpoint.config_text import with_key
 from qrole.checkpoint.layers import Layer, Selection
 from qrole.checkpoint.layouts.base import Content, Layout, Part, block_scales, codes
@@ -44,6 +46,7 @@ class CompressedTensors(Layout):
     name: ClassVar[str] = "compressed-tensors"
     schemes: ClassVar[frozenset[str]] = frozenset(SCHEMES)
 
+    @override
     def parts(self, layer: Layer) -> tuple[Part, ...]:
         """Scales of one number have shape [1]; a scalar shape is refused by transformers."""
         base, encoding = layer.module, layer.scheme.encoding
@@ -62,11 +65,13 @@ class CompressedTensors(Layout):
             parts.append(_number(f"{base}.{name}", content))
         return tuple(parts)
 
+    @override
     def codes_name(self, module: str, scheme: Scheme) -> str:
         """`weight_packed` where two codes share a byte."""
         packed = scheme.stored.element_bits == 4
         return f"{module}.weight_packed" if packed else f"{module}.weight"
 
+    @override
     def documents(self, selection: Selection, source: Source) -> dict[str, str]:
         """config.json with `quantization_config`."""
         text = source.config_text if source.config_text is not None else "{}\n"

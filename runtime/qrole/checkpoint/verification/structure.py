@@ -57,10 +57,11 @@ def stored_layers(
             columns,
             scheme,
             WeightFormat(scheme.encoding),
-            "",
-            "",
-            "",
-            (module,),
+            slot="",
+            place=(module, "", 0),
+            answer="",
+            note="",
+            group=(module,),
         )
         parts = _parts(layer, layout, tensors, complain)
         if parts is not None:

@@ -1,0 +1,145 @@
+"""What a job will cost, from headers alone: bytes per format, size, bits, memory, time."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from qrole.checkpoint.encode import CHUNK_BYTES, ROW_STEP
+from qrole.checkpoint.engines import Verdict
+from qrole.checkpoint.headers import DTYPE_BITS
+from qrole.checkpoint.job import Job
+from qrole.checkpoint.rates import copy_rate, encode_rate
+from qrole_kernels.cpu.threads import default_threads
+
+__all__ = ["HIGH_PRECISION", "Bill", "BillLine", "bill"]
+
+#: Anonymous memory of the process itself: the interpreter, the compiled kernels.
+_BASE_BYTES = 60 << 20
+HIGH_PRECISION = "high precision"
+
+
+@dataclass(frozen=True)
+class BillLine:
+    """One format's share.
+
+    Attributes:
+        name: The scheme, or `high precision`.
+        tensors: Weights in it; of high precision, all tensors that are carried over.
+        numel: Their elements.
+        source_bytes: Their bytes in the source.
+        output_bytes: Their bytes in the output, scales included.
+    """
+
+    name: str
+    tensors: int
+    numel: int
+    source_bytes: int
+    output_bytes: int
+
+
+@dataclass(frozen=True)
+class Bill:
+    """The cost of a job.
+
+    Attributes:
+        lines: Shares by format.
+        output_bytes: Size of all weight files.
+        quantized_bits: Bits per quantized weight, scales included.
+        bits: Bits per element of the whole checkpoint.
+        memory_bytes: Peak anonymous memory, estimated; calibration loads the model on top of it.
+        seconds: Time, estimated from rates measured on this machine now, the page cache warm.
+        workers: Threads that the estimates are for.
+        calibrated: Layers whose input scales have to be calibrated first.
+        verdicts: What each engine makes of the result.
+        notes: What the user should know, in sentences.
+    """
+
+    lines: tuple[BillLine, ...]
+    output_bytes: int
+    quantized_bits: float
+    bits: float
+    memory_bytes: int
+    seconds: float
+    workers: int
+    calibrated: int
+    verdicts: tuple[Verdict, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The bill as JSON values, under the schema `qrole.bill/1`."""
+        return {"schema": "qrole.bill/1", **asdict(self)}
+
+
+def bill(job: Job, workers: int = 0) -> Bill:
+    """The bill of a job; reads no weights."""
+    workers = workers or default_threads()
+    lines = tuple(_lines(job))
+    quantized = [line for line in lines if line.name != HIGH_PRECISION]
+    numel = sum(line.numel for line in quantized)
+    nbytes = sum(line.output_bytes for line in lines)
+    return Bill(
+        lines=lines,
+        output_bytes=sum(shard.nbytes for shard in job.shards),
+        quantized_bits=8 * sum(line.output_bytes for line in quantized) / numel,
+        bits=8 * nbytes / sum(line.numel for line in lines),
+        memory_bytes=_BASE_BYTES + workers * _workspace_bytes(job),
+        seconds=_seconds(job) / workers,
+        workers=workers,
+        calibrated=len(job.static_layers),
+        verdicts=job.verdicts,
+        notes=job.selection.notes,
+    )
+
+
+def _lines(job: Job) -> Iterable[BillLine]:
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+    scheme_of = {}
+    for layer in job.selection.layers.values():
+        total = totals[layer.scheme.name]
+        total[0] += 1
+        total[1] += layer.rows * layer.columns
+        scheme_of[layer.tensor] = layer.scheme.name
+    for shard in job.shards:
+        for place in shard.places:
+            tensor = place.tensor
+            name = scheme_of[tensor.source] if tensor.part else HIGH_PRECISION
+            totals[name][3] += tensor.nbytes
+            if tensor.part is None:
+                totals[HIGH_PRECISION][0] += 1
+                totals[HIGH_PRECISION][1] += math.prod(tensor.shape)
+                totals[HIGH_PRECISION][2] += job.source.tensors[tensor.source].nbytes
+    for unit in job.units:
+        for layer in unit.layers[:1]:
+            totals[layer.scheme.name][2] += unit.nbytes
+    for name, total in totals.items():
+        yield BillLine(name, *total)
+
+
+def _workspace_bytes(job: Job) -> int:
+    """Buffers of one worker for the widest layer: decoded source, codes and scales."""
+    largest = 0
+    for layer in job.selection.layers.values():
+        tensor = job.source.tensors[layer.tensor]
+        row = layer.columns * DTYPE_BITS[tensor.dtype] // 8
+        step = max(CHUNK_BYTES // row // ROW_STEP, 1) * ROW_STEP
+        elements = min(step, layer.rows) * layer.columns
+        decoded = 4 * elements if tensor.scale is not None else 0
+        largest = max(largest, decoded + 2 * elements)
+    return largest
+
+
+def _seconds(job: Job) -> float:
+    """Time of one worker, the disk aside."""
+    copying = copy_rate()
+    names = {layer.weight.encoding for layer in job.selection.layers.values()}
+    encoding = {name: encode_rate(name) for name in names}
+    seconds = 0.0
+    for unit in job.units:
+        seconds += unit.nbytes / copying
+        for layer in unit.layers:
+            seconds += layer.rows * layer.columns / encoding[layer.weight.encoding]
+    return seconds
