@@ -90,6 +90,12 @@ def register(app: typer.Typer) -> None:
             int | None,
             typer.Option(min=1, metavar="N", help="GPUs that share every layer."),
         ] = None,
+        fp8_dpa: Annotated[
+            bool, typer.Option("--fp8-dpa", help="The recipe runs attention in FP8.")
+        ] = False,
+        sequence_length: Annotated[
+            int | None, typer.Option(min=1, metavar="N", help="Tokens of a sequence.")
+        ] = None,
         inference: Annotated[
             bool, typer.Option("--inference", help="Only the forward pass matters.")
         ] = False,
@@ -122,6 +128,8 @@ def register(app: typer.Typer) -> None:
             target=target or settings.target,
             engines=tuple(map(parse_engine, engine or ())) or settings.engines,
             tensor_parallel=tensor_parallel or settings.tensor_parallel,
+            fp8_dpa=fp8_dpa or settings.fp8_dpa,
+            sequence_length=sequence_length or settings.sequence_length,
             inference=inference or settings.inference,
             weights=weights or settings.weights,
         )

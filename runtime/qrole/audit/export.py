@@ -19,7 +19,7 @@ _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output_layer|score|classifier|head
 _ROUTER = re.compile(r"(^|\.)(router|gate|shared_expert_gate|wg)(\.(layer|classifier|linear))?$")
 _ROUTER_CLASS = re.compile(r"(Router|TopK\w*Gate)$")
 _NORM = re.compile(r"(^|\.)\w*(norm|ln_\w+)$", re.IGNORECASE)
-_EMBEDDING = re.compile(r"(^|\.)(\w*embed(ding)?s?|embed_\w+|wte|wpe)$", re.IGNORECASE)
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|word_embeddings|position_embeddings|wte|wpe)$")
 
 
 def _quantized(decision: Decision | None) -> bool:

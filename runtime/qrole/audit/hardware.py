@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qrole.audit.options import check_target
 from qrole.audit.pairing import layer_hit
 from qrole.audit.registry import Hit, Severity, check
-from qrole.audit.subject import Layer, PlanSubject
+from qrole.audit.subject import ATTENTION, Layer, PlanSubject
 from qrole.quantizers.base import OperandFormat
 
 #: What the sizes of a weight must be a multiple of: cuBLAS for FP8, the block for the others.
@@ -49,7 +49,6 @@ _SUPPORT = {
     "nvfp4": Support(100),
 }
 
-_ATTENTION = ("qkv", "o", "s", "do", "dp", "dqkv")
 _FP8_ATTENTION = ("fp8_tensor", "mxfp8")
 
 #: Layers whose input is split among tensor-parallel ranks; the output of others is.
@@ -185,11 +184,12 @@ def attention_format(subject: PlanSubject) -> Iterator[Hit]:
     raise in the first forward pass. With `fp8_mha` the O slot has the role of the projection's
     input, so that a factory that knows only `dpa` roles gives it the linear layers' format.
 
-    Answer `dpa` roles, and the hints `dpa_output` and `dpa_grad_input`, with FP8 or MXFP8.
+    Checked with `--fp8-dpa`. Answer `dpa` roles, and the hints `dpa_output` and `dpa_grad_input`,
+    with FP8 or MXFP8.
     """
     for decision in subject.usable:
         slot = decision.slot
-        if slot.operand not in _ATTENTION:
+        if slot.operand not in ATTENTION:
             continue
         formats = {f.family for f in (decision.rowwise, decision.columnwise) if f is not None}
         if len(formats) == 1 and formats <= set(_FP8_ATTENTION):
@@ -209,23 +209,35 @@ def attention_sizes(subject: PlanSubject) -> Iterator[Hit]:
     MXFP8 attention needs head sizes that are multiples of 32 and sequence lengths that are
     multiples of 128.
 
-    Pad the sequences or use per-tensor FP8 for the `dpa` roles.
+    Checked with `--fp8-dpa`, sequences with `--sequence-length N`. Pad the sequences, or use
+    per-tensor FP8 for the `dpa` roles.
     """
-    for decision in subject.usable:
-        slot, fmt = decision.slot, decision.rowwise
-        if slot.operand not in _ATTENTION or slot.shape is None or len(slot.shape) < 2:
-            continue
-        if fmt is None or fmt.family != "mxfp8":
-            continue
-        sizes = (("head size", slot.shape[-1], 32), ("sequence length", slot.shape[0], 128))
+    modules = {
+        d.slot.module: None
+        for d in subject.usable
+        if d.slot.operand == "qkv" and d.rowwise is not None and d.rowwise.family == "mxfp8"
+    }
+    length = subject.options.sequence_length
+    for path in modules:
+        sizes = [("head size", size, 32) for size in _head_sizes(subject, path)]
+        sizes += [("sequence length", length, 128)] if length is not None else []
         for name, size, need in sizes:
             if size % need:
                 yield Hit(
-                    slot.module or ".",
+                    path or ".",
                     f"{name} {size} is no multiple of {need}, which MXFP8 attention needs",
                     "pad, or use per-tensor FP8 for the dpa roles",
-                    slot.module,
+                    path,
                 )
+
+
+def _head_sizes(subject: PlanSubject, path: str) -> list[int]:
+    """Sizes of the key and value heads, as TransformerEngine's attention holds them."""
+    module = subject.model.module if subject.model is not None else None
+    found = module.get_submodule(path) if module is not None else None
+    names = ("hidden_size_per_attention_head_k", "hidden_size_per_attention_head_v")
+    sizes = [getattr(found, name, None) for name in names]
+    return [size for size in dict.fromkeys(sizes) if isinstance(size, int)]
 
 
 @check("QR406", Severity.ERROR)

@@ -33,6 +33,9 @@ class AuditOptions:
         target: `sm_NN` of the GPU to run on; None checks no hardware.
         engines: Engines that must load the result.
         tensor_parallel: Number of GPUs that share every layer, >= 1.
+        fp8_dpa: Attention runs in FP8 (`CustomRecipe(fp8_dpa=True)`); attention slots are
+            not read otherwise.
+        sequence_length: Tokens of a sequence, for the sizes of attention; None is not checked.
         inference: Only the forward pass matters: the plan will be exported, not trained with.
         weights: Read the weights' values where they are in files.
         settings_file: pyproject.toml that the options come from; None for none.
@@ -44,6 +47,8 @@ class AuditOptions:
     target: str | None = None
     engines: tuple[Engine, ...] = ()
     tensor_parallel: int = 1
+    fp8_dpa: bool = False
+    sequence_length: int | None = None
     inference: bool = False
     weights: bool = False
     settings_file: str | None = None

@@ -62,6 +62,8 @@ def _options(path: Path, table: Mapping[str, Any]) -> AuditOptions:
         "target": ("target", _text),
         "engine": ("engines", _engines),
         "tensor-parallel": ("tensor_parallel", _number),
+        "fp8-dpa": ("fp8_dpa", _flag),
+        "sequence-length": ("sequence_length", _number),
         "inference": ("inference", _flag),
         "weights": ("weights", _flag),
         "module-ignore": ("module_ignores", _module_ignores),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qrole.branches import Unreached
     from qrole.loading import LoadedModel
 
-__all__ = ["GemmPair", "Layer", "PlanSubject", "operand_formats", "source_of"]
+__all__ = ["ATTENTION", "GemmPair", "Layer", "PlanSubject", "operand_formats", "source_of"]
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,14 @@ class PlanSubject:
 
     @cached_property
     def usable(self) -> tuple[Decision, ...]:
-        """Those with a usable answer whose slots something reads."""
-        return tuple(d for d in self.decisions if d.slot.consumed and not d.error)
+        """Those with a usable answer whose slots something reads; attention's only in FP8."""
+        return tuple(
+            d
+            for d in self.decisions
+            if d.slot.consumed
+            and not d.error
+            and (self.options.fp8_dpa or d.slot.operand not in ATTENTION)
+        )
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
@@ -149,6 +155,9 @@ class PlanSubject:
             for first, second in dict.fromkeys(formats):
                 yield GemmPair(layer, gemm, names, first, second)
 
+
+#: Operands of attention.
+ATTENTION = ("qkv", "o", "s", "do", "dp", "dqkv")
 
 _SHORT = {"rowwise": "row", "columnwise": "col"}
 _QROLE = Path(__file__).resolve().parent.parent
