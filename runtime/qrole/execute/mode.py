@@ -38,6 +38,7 @@ class PlanMode(TorchFunctionMode):
     def __init__(self, run: Execution) -> None:
         super().__init__()
         self._run = run
+        self._entered: list[FunctionType] = []
 
     def __torch_function__(
         self, function: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -53,16 +54,24 @@ class PlanMode(TorchFunctionMode):
             result = function(*args, **kwargs)
             self._run.table.mark_cast(result, args[0])
             return result
-        elif _guarded(function) and self._covers_any((*args, *kwargs.values())):
-            # Composite Python functions hide their products from the mode.
-            with self:
-                return _unguarded(function)(*args, **kwargs)
+        elif _guarded(function) and function not in self._entered:
+            return self._enter(function, args, kwargs)
         result = function(*args, **kwargs)
         self._note_reader(function, args, result)
         return result
 
-    def _covers_any(self, arguments: Any) -> bool:
-        return any(self._run.table.find(argument) is not None for argument in arguments)
+    def _enter(self, function: FunctionType, args: Any, kwargs: Any) -> Any:
+        """Runs a function that is written in Python with the mode on.
+
+        Otherwise attention would hide its products, and `backward` those of recomputed forward
+        passes. Such a function may end in a call of its own name that is written in C.
+        """
+        self._entered.append(function)
+        try:
+            with self:
+                return _unguarded(function)(*args, **kwargs)
+        finally:
+            self._entered.pop()
 
     def _note_reader(self, function: Any, args: Any, result: Any) -> None:
         """Remembers functions that turn a covered weight into a new tensor unseen."""

@@ -5,7 +5,7 @@ Shapes: M tokens, K in-features, N out-features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -75,28 +75,42 @@ class QuantizedLinear(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy_MN: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Quantizes the output gradient; dgrad and wgrad as far as they are needed."""
-        call: Call = ctx.call
-        run, (needs_dx, needs_dw, needs_db, _) = call.run, ctx.needs_input_grad
-        run.begin_backward(call.layer)
-        x_MK, w_NK, *tensors = ctx.saved_tensors
-        dx = dw = None
-        qdy = run.quantize(call, "grad_output", dy_MN, rowwise=needs_dx, columnwise=needs_dw)
-        if needs_dx:
-            dx = gemm.dgrad(*_operands(qdy, Usage.ROWWISE, ctx.weight, Usage.COLUMNWISE))
-            if w_NK is not None:
-                w = w_NK.to(dy_MN.dtype)
-                run.observer.product(call.layer, Gemm.DGRAD, call.copy, dy_MN, w, dx, None)
-        if needs_dw:
-            qx = ctx.input(tensors)
-            dw = gemm.wgrad(*_operands(qdy, Usage.COLUMNWISE, qx, Usage.COLUMNWISE))
-            if x_MK is not None:
-                run.observer.product(call.layer, Gemm.WGRAD, call.copy, dy_MN.t(), x_MK, dw, None)
-        return dx, dw, dy_MN.sum(0) if needs_db else None, None
+        ctx.call.run.begin_backward(ctx.call.layer)
+        saved = ctx.saved_tensors  # Has a checkpoint run the model again, under the mode.
+        # The mode is on while autograd runs, and would take the products below for the model's.
+        with torch._C.DisableTorchFunction():
+            return _backward(ctx, dy_MN, *saved)
+
+
+def _backward(
+    ctx: Any,
+    dy_MN: torch.Tensor,
+    x_MK: torch.Tensor | None,
+    w_NK: torch.Tensor | None,
+    *tensors: torch.Tensor | None,
+) -> tuple[torch.Tensor | None, ...]:
+    call: Call = ctx.call
+    run, (needs_dx, needs_dw, needs_db, _) = call.run, ctx.needs_input_grad
+    dx = dw = None
+    if not (needs_dx or needs_dw):
+        return None, None, dy_MN.sum(0) if needs_db else None, None
+    qdy = run.quantize(call, "grad_output", dy_MN, rowwise=needs_dx, columnwise=needs_dw)
+    if needs_dx:
+        dx = gemm.dgrad(*_operands(qdy, Usage.ROWWISE, ctx.weight, Usage.COLUMNWISE))
+        if w_NK is not None:
+            w = w_NK.to(dy_MN.dtype)
+            run.observer.product(call.layer, Gemm.DGRAD, call.copy, dy_MN, w, dx, None)
+    if needs_dw:
+        qx = ctx.input(tensors)
+        dw = gemm.wgrad(*_operands(qdy, Usage.COLUMNWISE, qx, Usage.COLUMNWISE))
+        if x_MK is not None:
+            run.observer.product(call.layer, Gemm.WGRAD, call.copy, dy_MN.t(), x_MK, dw, None)
+    return dx, dw, dy_MN.sum(0) if needs_db else None, None
 
 
 def _packed(
     quantized: QuantizedTensor,
-) -> tuple[Callable[[list[Any]], QuantizedTensor], tuple[torch.Tensor | None, ...]]:
+) -> tuple[Callable[[Sequence[Any]], QuantizedTensor], tuple[torch.Tensor | None, ...]]:
     """The column-wise data as tensors for autograd to keep, and what puts them together again.
 
     Autograd has to hold them itself, so that checkpointing can let go of them.
@@ -106,7 +120,7 @@ def _packed(
         return (lambda _: quantized), ()
     shape, dtype, quantizer = quantized.shape, quantized.dtype, quantized.quantizer
 
-    def unpacked(tensors: list[Any]) -> QuantizedTensor:
+    def unpacked(tensors: Sequence[Any]) -> QuantizedTensor:
         columnwise = Representation(*tensors)
         return QuantizedTensor(shape, dtype, quantizer, columnwise=columnwise)
 

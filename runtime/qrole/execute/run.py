@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -74,6 +74,7 @@ class Execution:
         self._weights = weights
         self._layer_of = {d.slot.id: layer for layer in self.layers for d in layer.slots.values()}
         self._steps_pending = False
+        self._unrecorded: Counter[tuple[str, int]] = Counter()
         self._seen: WeakKeyDictionary[QuantizedTensor, Seen] = WeakKeyDictionary()
 
     def multiply(
@@ -87,7 +88,8 @@ class Execution:
         added = bias if bias is None else bias.to(x.dtype)
         repeated = _in_backward()
         with torch.autocast(device, enabled=False):
-            if layer.quantized and x_MK.shape[0]:
+            fits = x_MK.shape[1] == w_NK.shape[1]  # If not, torch has the better words for it.
+            if layer.quantized and fits and x_MK.shape[0]:
                 recording = torch.is_grad_enabled()
                 call = Call(self, layer, match.copy, match.stable, recording, repeated)
                 y_MN = quantized_linear(x_MK, w_NK, added, call)
@@ -108,6 +110,11 @@ class Execution:
         made = quantizer.quantize(x_MK.detach(), generator=generator)
         if operand == "grad_output" or not call.repeated:
             self.observer.operand(slot, call.copy, x_MK, made)
+            self._unrecorded[(slot.id, call.copy)] += not call.differentiable
+        elif made.columnwise is not None and self._unrecorded[(slot.id, call.copy)]:
+            # A reentrant checkpoint made the first pass without gradients, so row-wise only.
+            self._unrecorded[(slot.id, call.copy)] -= 1
+            self.observer.operand(slot, call.copy, x_MK, replace(made, rowwise=None))
         return made
 
     def quantize_weight(
@@ -195,12 +202,23 @@ class Execution:
             made: QuantizedTensor = make(w_NK.detach().to(dtype), generator=generator)
             return made
 
+        # A delayed scale changes from step to step though the weight may not.
+        stable = stable and not quantizer.rowwise_format.delayed
         made = self._weights.get(w_NK, dtype, quantizer, quantize) if stable else quantize()
-        news = (made, made.columnwise is not None)
-        if self._state.told.get((slot.id, copy)) != news:
-            self._state.told[(slot.id, copy)] = news
-            self.observer.operand(slot, copy, w_NK.detach().to(dtype), made)
+        self._tell_weight(slot, copy, w_NK.detach().to(dtype), made)
         return made
+
+    def _tell_weight(
+        self, slot: Slot, copy: int, w_NK: torch.Tensor, made: QuantizedTensor
+    ) -> None:
+        """Tells of each representation of a quantized weight once."""
+        known, had_columns = self._state.told.get((slot.id, copy), (None, False))
+        has_columns = made.columnwise is not None
+        if known is not made:
+            self.observer.operand(slot, copy, w_NK, made)
+        elif has_columns and not had_columns:
+            self.observer.operand(slot, copy, w_NK, replace(made, rowwise=None))
+        self._state.told[(slot.id, copy)] = (made, has_columns)
 
 
 @contextmanager
