@@ -24,7 +24,7 @@ _FLOAT32_MAX = float.fromhex("0x1.fffffep+127")
 
 
 class _PerTensor(Quantizer):
-    """One quantization serves both directions: column-wise data are the bytes transposed."""
+    """One quantization serves both directions: column-wise data are the bytes, seen transposed."""
 
     dtype: DType
 
@@ -49,7 +49,7 @@ class _PerTensor(Quantizer):
         rowwise = Representation(codes_MK, scale_inv, amax) if self.rowwise_usage else None
         if not self.columnwise_usage:
             return rowwise, None
-        return rowwise, Representation(codes_MK.t().contiguous(), scale_inv, amax)
+        return rowwise, Representation(codes_MK.t(), scale_inv, amax)
 
     @override
     def decode(
@@ -183,6 +183,7 @@ class Float8Quantizer(_PerTensor):
     def label(self) -> str:
         return f"FP8 delayed {self.element.upper()}"
 
+    @override
     def calibrate(self, tensor: torch.Tensor) -> None:
         """Records the amax of a tensor without quantizing it."""
         import torch

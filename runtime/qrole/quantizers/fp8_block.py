@@ -109,7 +109,7 @@ class Float8BlockQuantizer(Quantizer):
         if self.block_scaling_dim == 2:
             both = self._quantize(x_MK)
             assert both.scale_inv is not None, "blocks have scales"
-            flipped = Representation(both.data.t().contiguous(), both.scale_inv.t().contiguous())
+            flipped = Representation(both.data.t(), both.scale_inv.t())
             return (
                 both if self.rowwise_usage else None,
                 flipped if self.columnwise_usage else None,

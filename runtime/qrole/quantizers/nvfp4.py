@@ -193,11 +193,15 @@ class NVFP4Quantizer(Quantizer):
     ) -> tuple[Representation | None, Representation | None]:
         if self.with_2d_quantization:
             return self._encode_square(x_MK, generator)
-        rowwise = self._quantize(x_MK, generator) if self.rowwise_usage else None
-        if not self.columnwise_usage:
-            return rowwise, None
-        x_KM = self._transformed(x_MK) if self.with_rht else x_MK.t()
-        return rowwise, self._quantize(x_KM, generator)
+        rowwise = columnwise = amax = None
+        if self.rowwise_usage:
+            rowwise = self._quantize(x_MK, self._amax(x_MK), generator)
+            # The transpose has the same amax, unless it is per row or of the transformed tensor.
+            amax = None if self.row_scaled_nvfp4 or self.with_rht else rowwise.amax
+        if self.columnwise_usage:
+            x_KM = self._transformed(x_MK) if self.with_rht else x_MK.t()
+            columnwise = self._quantize(x_KM, self._amax(x_KM) if amax is None else amax, generator)
+        return rowwise, columnwise
 
     def _amax(self, x: torch.Tensor) -> torch.Tensor:
         from qrole_kernels import ops
@@ -207,10 +211,11 @@ class NVFP4Quantizer(Quantizer):
         amax = ops.amax(x)
         return reduce_amax(amax, self.amax_reduction_group) if self.with_amax_reduction else amax
 
-    def _quantize(self, x: torch.Tensor, generator: torch.Generator | None) -> Representation:
+    def _quantize(
+        self, x: torch.Tensor, amax: torch.Tensor, generator: torch.Generator | None
+    ) -> Representation:
         from qrole_kernels import ops
 
-        amax = self._amax(x)
         codes, scale = ops.quantize_nvfp4(
             x,
             amax,
@@ -239,7 +244,7 @@ class NVFP4Quantizer(Quantizer):
         self, x_MK: torch.Tensor, generator: torch.Generator | None
     ) -> tuple[Representation | None, Representation | None]:
         """Blocks of 16x16; column-wise data are the very same values, transposed."""
-        square = self._quantize(x_MK, generator)
+        square = self._quantize(x_MK, self._amax(x_MK), generator)
         rowwise = square if self.rowwise_usage else None
         if not self.columnwise_usage:
             return rowwise, None
