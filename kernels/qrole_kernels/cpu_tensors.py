@@ -40,13 +40,14 @@ __all__ = [
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
-def _rows_in_memory(x: Tensor) -> Tensor:
-    """The matrix itself where its rows are contiguous, else a copy."""
+def _readable(x: Tensor) -> Tensor:
+    """The matrix itself where its rows or its columns are contiguous, else a copy."""
     check_matrix(x)
     rows, cols = x.shape
-    is_row_major = cols <= 1 or x.stride(1) == 1
-    is_disjoint = rows <= 1 or x.stride(0) >= cols
-    return x if is_row_major and is_disjoint else x.contiguous()
+    row_stride, col_stride = x.stride()
+    is_row_major = (cols <= 1 or col_stride == 1) and (rows <= 1 or row_stride >= cols)
+    is_column_major = row_stride == 1 and col_stride >= rows
+    return x if is_row_major or is_column_major else x.contiguous()
 
 
 def _source(x: Tensor) -> tuple[int, str, int, int, int]:
@@ -60,23 +61,25 @@ def _bytes(*shape: int) -> Tensor:
 
 def amax(x: Tensor) -> Tensor:
     """See `qrole_kernels.reference.amax`."""
-    x = _rows_in_memory(x)
-    return torch.tensor(cpu.host_amax(*_source(x)), dtype=torch.float32)
+    x = _readable(x)
+    return torch.tensor(cpu.host_amax(*_source(x), col_stride=x.stride(1)), dtype=torch.float32)
 
 
 def amax_rows(x: Tensor) -> Tensor:
     """See `qrole_kernels.reference.amax_rows`."""
-    x = _rows_in_memory(x)
+    x = _readable(x)
     found = torch.empty(x.shape[0])
-    cpu.host_amax_rows(*_source(x), found.data_ptr())
+    cpu.host_amax_rows(*_source(x), found.data_ptr(), col_stride=x.stride(1))
     return found
 
 
 def quantize_fp8(x: Tensor, scale: Tensor, element: str) -> Tensor:
     """See `qrole_kernels.reference.quantize_fp8`."""
     fp8_format(element)
-    x, data = _rows_in_memory(x), _bytes(*x.shape)
-    cpu.host_quantize_fp8(*_source(x), scale.item(), element, data.data_ptr())
+    x, data = _readable(x), _bytes(*x.shape)
+    cpu.host_quantize_fp8(
+        *_source(x), scale.item(), element, data.data_ptr(), col_stride=x.stride(1)
+    )
     return data
 
 
@@ -84,7 +87,7 @@ def quantize_fp8_current(
     x: Tensor, element: str, power_of_two: bool = False, epsilon: float = 0.0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """See `qrole_kernels.reference.quantize_fp8_current`."""
-    x = _rows_in_memory(x)
+    x = _readable(x)
     largest = amax(x)
     float32_max = torch.finfo(torch.float32).max
     scale = reference.fp8_scale(largest, element, power_of_two, epsilon, float32_max)
@@ -94,9 +97,11 @@ def quantize_fp8_current(
 def quantize_fp8_rows(x: Tensor, element: str) -> tuple[Tensor, Tensor]:
     """See `qrole_kernels.reference.quantize_fp8_rows`."""
     fp8_format(element)
-    x, data = _rows_in_memory(x), _bytes(*x.shape)
+    x, data = _readable(x), _bytes(*x.shape)
     scale_inv = torch.empty(x.shape[0], 1)
-    cpu.host_quantize_fp8_rows(*_source(x), element, data.data_ptr(), scale_inv.data_ptr())
+    cpu.host_quantize_fp8_rows(
+        *_source(x), element, data.data_ptr(), scale_inv.data_ptr(), col_stride=x.stride(1)
+    )
     return data, scale_inv
 
 
@@ -106,10 +111,12 @@ def quantize_fp8_block(
     """See `qrole_kernels.reference.quantize_fp8_block`."""
     fp8_format(element)
     check_choice("block_rows", block_rows, (1, 128))
-    x, data = _rows_in_memory(x), _bytes(*x.shape)
+    x, data = _readable(x), _bytes(*x.shape)
     scale_inv = torch.empty(ceil_div(x.shape[0], block_rows), ceil_div(x.shape[1], 128))
     options = element, block_rows, power_of_two, epsilon
-    cpu.host_quantize_fp8_block(*_source(x), *options, data.data_ptr(), scale_inv.data_ptr())
+    cpu.host_quantize_fp8_block(
+        *_source(x), *options, data.data_ptr(), scale_inv.data_ptr(), col_stride=x.stride(1)
+    )
     return data, scale_inv
 
 
@@ -119,10 +126,12 @@ def quantize_mxfp8(
     """See `qrole_kernels.reference.quantize_mxfp8`."""
     fp8_format(element)
     check_choice("(block_rows, block_cols)", (block_rows, block_cols), BLOCKS)
-    x, data = _rows_in_memory(x), _bytes(*x.shape)
+    x, data = _readable(x), _bytes(*x.shape)
     scale = _bytes(ceil_div(x.shape[0], block_rows), ceil_div(x.shape[1], block_cols))
     options = element, block_rows, block_cols
-    cpu.host_quantize_mxfp8(*_source(x), *options, data.data_ptr(), scale.data_ptr())
+    cpu.host_quantize_mxfp8(
+        *_source(x), *options, data.data_ptr(), scale.data_ptr(), col_stride=x.stride(1)
+    )
     return data, scale
 
 
@@ -140,23 +149,29 @@ def quantize_nvfp4(
     check_choice("block_rows", block_rows, (1, 16))
     check_choice("e4m3_max", e4m3_max, (448, 256))
     check_amax(amax, x.shape[0], block_rows)
-    x, packed = _rows_in_memory(x), _bytes(x.shape[0], ceil_div(x.shape[1], 2))
+    x, packed = _readable(x), _bytes(x.shape[0], ceil_div(x.shape[1], 2))
     scale = _bytes(x.shape[0], ceil_div(x.shape[1], 16))
     out = packed.data_ptr(), scale.data_ptr()
     if amax.dim() == 0:
-        cpu.host_quantize_nvfp4(*_source(x), amax.item(), block_rows, e4m3_max, *out)
+        cpu.host_quantize_nvfp4(
+            *_source(x), amax.item(), block_rows, e4m3_max, *out, col_stride=x.stride(1)
+        )
     else:
         per_row = amax.contiguous()
-        cpu.host_quantize_nvfp4_rows(*_source(x), per_row.data_ptr(), e4m3_max, *out)
+        cpu.host_quantize_nvfp4_rows(
+            *_source(x), per_row.data_ptr(), e4m3_max, *out, col_stride=x.stride(1)
+        )
     return packed, scale
 
 
 def quantize_mxfp4(x: Tensor, rule: str) -> tuple[Tensor, Tensor]:
     """See `qrole_kernels.reference.quantize_mxfp4`."""
     check_choice("rule", rule, RULES)
-    x, packed = _rows_in_memory(x), _bytes(x.shape[0], ceil_div(x.shape[1], 2))
+    x, packed = _readable(x), _bytes(x.shape[0], ceil_div(x.shape[1], 2))
     scale = _bytes(x.shape[0], ceil_div(x.shape[1], 32))
-    cpu.host_quantize_mxfp4(*_source(x), rule, packed.data_ptr(), scale.data_ptr())
+    cpu.host_quantize_mxfp4(
+        *_source(x), rule, packed.data_ptr(), scale.data_ptr(), col_stride=x.stride(1)
+    )
     return packed, scale
 
 

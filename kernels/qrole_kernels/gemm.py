@@ -33,96 +33,60 @@ def gemm(
     check_pairing(left, right)
     if left.family == HIGH_PRECISION:
         return linear(left.data, right.data, bias).to(out_dtype)
-    return _op(
-        left.format,
-        left.data,
-        left.scale,
-        left.amax,
-        left.element,
-        left.e4m3_max,
-        left.columns,
-        right.format,
-        right.data,
-        right.scale,
-        right.amax,
-        right.element,
-        right.e4m3_max,
-        right.columns,
-        out_dtype,
-        bias,
-    )
+    return _op(*left.pack(), *right.pack(), out_dtype, bias)
 
 
 def quantized_gemm(
-    left_format: str,
-    left_data: Tensor,
-    left_scale: Tensor | None,
-    left_amax: Tensor | None,
-    left_element: str,
-    left_e4m3_max: int,
-    left_columns: int | None,
-    right_format: str,
-    right_data: Tensor,
-    right_scale: Tensor | None,
-    right_amax: Tensor | None,
-    right_element: str,
-    right_e4m3_max: int,
-    right_columns: int | None,
+    left: list[Tensor],
+    left_options: str,
+    right: list[Tensor],
+    right_options: str,
     out_dtype: torch.dtype,
     bias: Tensor | None,
 ) -> Tensor:
-    """The op behind `gemm`, on the fields of its operands; a device may have its own."""
-    left = Operand(
-        left_format,
-        left_data,
-        left_scale,
-        left_amax,
-        left_element,
-        left_e4m3_max,
-        left_columns,
-    )
-    right = Operand(
-        right_format,
-        right_data,
-        right_scale,
-        right_amax,
-        right_element,
-        right_e4m3_max,
-        right_columns,
-    )
-    columns = right.shape[0]
-    y = torch.empty(left.shape[0], columns, dtype=out_dtype, device=left.data.device)
-    product = product_of(left, right)
-    prepared = product.prepare(left)
+    """The op behind `gemm`, on packed operands: the emulation."""
+    x, w = Operand.unpack(left, left_options), Operand.unpack(right, right_options)
+    columns = w.shape[0]
+    y = torch.empty(x.shape[0], columns, dtype=out_dtype, device=x.data.device)
+    product = product_of(x, w)
+    prepared = product.prepare(x)
     for start in range(0, columns, ROWS_PER_TILE):
         tile = slice(start, min(start + ROWS_PER_TILE, columns))
-        part = product.multiply(prepared, product.prepare(right.rows(tile.start, tile.stop)))
+        part = product.multiply(prepared, product.prepare(w.rows(tile.start, tile.stop)))
         y[:, tile] = part if bias is None else part + bias[tile].float()
     return y
 
 
-def _fake(
-    left_format: str,
-    left_data: Tensor,
-    left_scale: Tensor | None,
-    left_amax: Tensor | None,
-    left_element: str,
-    left_e4m3_max: int,
-    left_columns: int | None,
-    right_format: str,
-    right_data: Tensor,
-    right_scale: Tensor | None,
-    right_amax: Tensor | None,
-    right_element: str,
-    right_e4m3_max: int,
-    right_columns: int | None,
+def _on_cuda(
+    left: list[Tensor],
+    left_options: str,
+    right: list[Tensor],
+    right_options: str,
     out_dtype: torch.dtype,
     bias: Tensor | None,
 ) -> Tensor:
-    return left_data.new_empty((left_data.shape[0], right_data.shape[0]), dtype=out_dtype)
+    """On tensor cores where the device has them for these formats, else emulated."""
+    from qrole_kernels.cuda import gemm as tensor_cores
+
+    x, w = Operand.unpack(left, left_options), Operand.unpack(right, right_options)
+    if tensor_cores.supports(x, w):
+        result: Tensor = tensor_cores.gemm(x, w, out_dtype, bias)
+        return result
+    return quantized_gemm(left, left_options, right, right_options, out_dtype, bias)
 
 
-_op = ops.declare(quantized_gemm, _fake)
+def _fake(
+    left: list[Tensor],
+    left_options: str,
+    right: list[Tensor],
+    right_options: str,
+    out_dtype: torch.dtype,
+    bias: Tensor | None,
+) -> Tensor:
+    return left[0].new_empty((left[0].shape[0], right[0].shape[0]), dtype=out_dtype)
+
+
+_op = ops.declare(quantized_gemm, _fake, cuda=_on_cuda)
 
 
 def check_pairing(left: Operand, right: Operand) -> None:

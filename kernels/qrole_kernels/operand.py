@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from qrole_kernels.errors import ArgumentError
-from qrole_kernels.formats import SCALED_FORMATS
+from qrole_kernels.formats import SCALED_FORMATS, fp8_format
 from qrole_kernels.reference.arguments import check_choice, check_shape
 from qrole_kernels.reference.blocks import ceil_div
+from qrole_kernels.reference.nvfp4 import check_amax
 
 HIGH_PRECISION = "high_precision"
 FORMATS = (HIGH_PRECISION, *SCALED_FORMATS)
@@ -66,8 +67,11 @@ class Operand:
         scale_dtype = torch.float32 if stored.scale_format == "f32" else torch.uint8
         scale = self._check("scale", self.scale, scale_dtype)
         check_shape("scale", scale, self._scale_shape(scale))
+        if stored.scale_format == "f32" or self.format == "mxfp8":
+            fp8_format(self.element)
         if self.format == "nvfp4":
-            self._check("amax", self.amax, torch.float32)
+            check_choice("e4m3_max", self.e4m3_max, (448, 256))
+            check_amax(self._check("amax", self.amax, torch.float32), self.shape[0], 1)
 
     def _check(self, name: str, value: Tensor | None, dtype: torch.dtype) -> Tensor:
         if value is None or value.dtype != dtype:
@@ -106,6 +110,21 @@ class Operand:
         if amax is not None and amax.dim():
             amax = amax[start:stop]
         return replace(self, data=self.data[start:stop], scale=scale, amax=amax)
+
+    def pack(self) -> tuple[list[Tensor], str]:
+        """The tensors, and the rest as text: how operands pass the border of an op."""
+        tensors = [t for t in (self.data, self.scale, self.amax) if t is not None]
+        columns = "" if self.columns is None else self.columns
+        return tensors, f"{self.format},{self.element},{self.e4m3_max},{columns}"
+
+    @staticmethod
+    def unpack(tensors: list[Tensor], options: str) -> "Operand":
+        """Undo `pack`."""
+        format_name, element, e4m3_max, columns = options.split(",")
+        data, scale, amax = (*tensors, None, None)[:3]
+        assert data is not None
+        width = int(columns) if columns else None
+        return Operand(format_name, data, scale, amax, element, int(e4m3_max), width)
 
     @property
     def family(self) -> str:

@@ -36,13 +36,21 @@ def _implementation(oracle: Callable[P, R], device: str) -> Callable[P, R]:
     return run
 
 
-def declare(oracle: Callable[P, R], fake: Callable[P, R]) -> Callable[P, R]:
-    """Declare the op that `oracle` defines; `fake` makes outputs of its shapes and dtypes."""
+def declare(
+    oracle: Callable[P, R], fake: Callable[P, R], cuda: Callable[P, R] | None = None
+) -> Callable[P, R]:
+    """Declare the op that `oracle` defines, under its name.
+
+    Args:
+        oracle: Plain torch, for any device without a kernel of this name.
+        fake: Makes outputs of the same shapes and dtypes.
+        cuda: Runs on CUDA instead of the kernel of this name.
+    """
     name = oracle.__name__
     schema = torch.library.infer_schema(oracle, mutates_args=())
     _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
-    for device in _KERNEL_MODULES:
-        _LIBRARY.impl(name, _implementation(oracle, device), device)
+    _LIBRARY.impl(name, _implementation(oracle, "CPU"), "CPU")
+    _LIBRARY.impl(name, cuda or _implementation(oracle, "CUDA"), "CUDA")
     # Results don't require gradients, instead of failing at the backward pass.
     _LIBRARY.impl(name, torch.library.fallthrough_kernel, "Autograd")
     torch.library.register_fake(f"qrole::{name}", fake, lib=_LIBRARY)

@@ -120,12 +120,12 @@ def test_hadamard_any_layout(view):
     assert_bits_equal(ops.hadamard16(x), reference.hadamard16(x))
 
 
-def test_whole_rows_are_read_in_place():
+def test_whole_rows_or_columns_are_read_in_place():
     x = _numbers(10, 64, F32)
-    for readable in (x, x[2:], x[::3], x[:, 5:9]):
-        assert cpu_tensors._rows_in_memory(readable).data_ptr() == readable.data_ptr()
-    for copied in (x.t(), x[:, ::2], x[:1].expand(4, -1)):
-        assert cpu_tensors._rows_in_memory(copied).data_ptr() != copied.data_ptr()
+    for readable in (x, x[2:], x[::3], x[:, 5:9], x.t(), x[:, 5:9].t(), x[::3].t()):
+        assert cpu_tensors._readable(readable).data_ptr() == readable.data_ptr()
+    for copied in (x[:, ::2], x[:1].expand(4, -1), x[:, :1].expand(-1, 4)):
+        assert cpu_tensors._readable(copied).data_ptr() != copied.data_ptr()
 
 
 def test_every_function_names_an_op():

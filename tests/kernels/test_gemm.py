@@ -104,6 +104,19 @@ def test_every_pairing_multiplies_what_its_operands_stand_for(pairing):
     _assert_close_to_exact(gemm(left, right, F32), x, w)
 
 
+def _on_cuda(operand):
+    tensors, options = operand.pack()
+    return Operand.unpack([t.cuda() for t in tensors], options)
+
+
+@pytest.mark.gpu
+def test_every_pairing_on_cuda(pairing):
+    (left, x), (right, w) = pairing[0](_matrix(M)), pairing[1](_matrix(N, seed=1))
+    y = gemm(_on_cuda(left), _on_cuda(right), F32)
+    assert y.device.type == "cuda"
+    _assert_close_to_exact(y.cpu(), x, w)
+
+
 @pytest.mark.parametrize("k", [1, 31, 129])
 def test_ragged_sizes(pairing, k):
     (left, x), (right, w) = pairing[0](_matrix(5, k)), pairing[1](_matrix(3, k, seed=1))
@@ -137,11 +150,8 @@ def test_transposed_views_are_not_copies_of_something_else(pairing):
 
 def test_opcheck(pairing):
     left, right = pairing[0](_matrix(M))[0], pairing[1](_matrix(N, seed=1))[0]
-    fields = [
-        (o.format, o.data, o.scale, o.amax, o.element, o.e4m3_max, o.columns) for o in (left, right)
-    ]
     for bias in (None, torch.ones(N)):
-        arguments = (*fields[0], *fields[1], BF16, bias)
+        arguments = (*left.pack(), *right.pack(), BF16, bias)
         torch.library.opcheck(torch.ops.qrole.quantized_gemm.default, arguments)
 
 
@@ -346,11 +356,29 @@ U8 = torch.uint8
             lambda: Operand("nvfp4", torch.zeros(2, 8, dtype=U8), torch.zeros(2, 1, dtype=U8)),
             "none as amax of an operand nvfp4",
         ),
+        (
+            lambda: Operand(
+                "nvfp4", torch.zeros(2, 8, dtype=U8), torch.zeros(2, 1, dtype=U8), torch.ones(3)
+            ),
+            r"amax of shape \(3,\). Expected shape \(2,\)",
+        ),
+        (
+            lambda: Operand(
+                "fp8_tensor", torch.zeros(2, 8, dtype=U8), torch.ones(()), element="e2"
+            ),
+            "element='e2'. Expected one of",
+        ),
     ],
 )
 def test_operands_check_their_invariants(make, message):
     with pytest.raises(ArgumentError, match=message):
         make()
+
+
+def test_packing_loses_nothing(pairing):
+    for operand in (pairing[0](_matrix(M))[0], pairing[1](_matrix(N, 31))[0]):
+        assert Operand.unpack(*operand.pack()).pack() == operand.pack()
+        assert Operand.unpack(*operand.pack()).columns == operand.columns
 
 
 def test_operands_must_agree_about_k():
