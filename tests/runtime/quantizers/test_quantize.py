@@ -196,3 +196,16 @@ def test_a_class_that_implements_nothing():
 
     with pytest.raises(OperandError, match="Nothing has no method quantize_impl"):
         Nothing(rowwise=True, columnwise=True)(torch.ones(1))
+
+
+@pytest.mark.gpu
+def test_cuda_makes_the_same_bits(quantizer):
+    wide = _random(48, 80) * torch.exp2(8 * _random(80, 48).t())
+    here, there = quantizer(wide), quantizer.copy()(wide.cuda())
+    for name in ("rowwise", "columnwise"):
+        ours, theirs = here.representation(name), there.representation(name)
+        assert theirs.data.device.type == "cuda"
+        for field in ("data", "scale_inv", "amax"):
+            a, b = getattr(ours, field), getattr(theirs, field)
+            assert (a is None and b is None) or torch.equal(a, b.cpu())
+        assert torch.equal(here.dequantize(direction=name), there.dequantize(direction=name).cpu())
