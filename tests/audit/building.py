@@ -121,8 +121,6 @@ def fused_experts() -> nn.Module:
     return root
 
 
-# -- checkpoints ------------------------------------------------------------------------------------
-
 Tensors = dict[str, tuple[str, tuple[int, ...], bytes | None]]
 _BYTES = {"BF16": 2, "F32": 4, "U8": 1, "F8_E4M3": 1, "F8_E8M0": 1}
 
