@@ -12,6 +12,7 @@ import inspect
 import textwrap
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -34,14 +35,20 @@ class StringRoleWarning(UserWarning):
 
 def takes_string_roles(factory: Callable[..., Any]) -> bool:
     """Whether a factory's source compares with string roles and reads no attribute of a role."""
+    code = _code(factory)
+    return code is not None and _compares_strings(code)
+
+
+def _code(factory: Callable[..., Any]) -> CodeType | None:
+    """What runs when the factory is called; None for what is not written in Python."""
     inner: Any = factory
     while isinstance(inner, functools.partial):
         inner = inner.func
     inner = inspect.unwrap(inner)
     if not (inspect.isfunction(inner) or inspect.ismethod(inner)):
         inner = inner.__call__
-    code = getattr(inner, "__code__", None)
-    return code is not None and _compares_strings(code)
+    code: CodeType | None = getattr(inner, "__code__", None)
+    return code
 
 
 @functools.lru_cache(maxsize=256)
@@ -63,12 +70,13 @@ def adapt_string_roles(factory: Callable[..., Any]) -> Answer:
     which only boundary slots have, becomes `linear_output`. Other roles did not exist then and stay
     in high precision without a call.
     """
-    if not takes_string_roles(factory):
+    code = _code(factory)
+    if code is None or not _compares_strings(code):
         return factory
-    name = getattr(factory, "__qualname__", repr(factory))
     warnings.warn(
-        f"factory {name} takes the string roles of TransformerEngine 2.9 to 2.15; it is called "
-        f"with {', '.join(STRING_ROLES[:2])}, ..., and None from it means high precision",
+        f"{code.co_name} of {Path(code.co_filename).name} takes the string roles of "
+        f"TransformerEngine 2.9 to 2.15: it is called with {', '.join(STRING_ROLES[:2])}, ..., and "
+        "None from it means high precision",
         StringRoleWarning,
         stacklevel=2,
     )

@@ -110,7 +110,7 @@ class RecipeState(ABC):
         return QuantizerRole() if role is None else role
 
     def slot_tensor_type(self, index: int) -> str:
-        """The role's tensor type where it is a linear layer's, else what its position says.
+        """The role's tensor type where it is one of a linear layer's, else what its position says.
 
         Positions repeat input, weight, output forward and grad_output, grad_input backward.
         """

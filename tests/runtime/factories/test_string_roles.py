@@ -67,7 +67,9 @@ def test_a_new_factory_is_left_alone():
 
 def test_roles_become_strings_and_none_becomes_high_precision():
     seen.clear()
-    with pytest.warns(StringRoleWarning, match="old_style takes the string roles"):
+    with pytest.warns(
+        StringRoleWarning, match=r"old_style of test_string_roles\.py takes the string"
+    ):
         adapted = adapt_string_roles(old_style)
     roles = [
         QuantizerRole("linear", "input", "a"),

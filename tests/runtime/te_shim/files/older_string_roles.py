@@ -25,4 +25,4 @@ EXPECTED = [
     "high precision",
 ]
 NOTES = ["quantization_nvfp4 is a module of older", "custom_recipes.utils is a module of older",
-         "factory takes the string roles"]  # fmt: skip
+         "factory of older_string_roles.py takes the string roles"]  # fmt: skip
