@@ -236,8 +236,8 @@ class QuantizedModule(nn.Module, ABC):
             return
         warnings.warn(
             f"{type(self).__name__} {self.name!r}: {changed}; as in TransformerEngine, a forward "
-            "pass with an equal recipe keeps the old ones. Build a new recipe object, or call "
-            "init_fp8_meta_tensors(recipe)",
+            "pass with an equal recipe keeps the old ones. Call init_fp8_meta_tensors() with a "
+            "new recipe object to build them again",
             StaleQuantizersWarning,
             stacklevel=4,
         )

@@ -228,7 +228,7 @@ class MultiheadAttention(nn.Module):
             boundaries.dpa_output, "linear", "grad_output", projection.name
         )
 
-    def _settle_boundaries(self, rotary: bool) -> _Boundaries:
+    def _settle_boundaries(self, device: torch.device, rotary: bool) -> _Boundaries:
         """Which boundary tensors the recipe has quantized; names their readers on the way.
 
         A CustomRecipe with `fp8_mha` gets every role before attention builds its quantizers, and
@@ -243,7 +243,7 @@ class MultiheadAttention(nn.Module):
         wired = recipe.custom() and recipe.fp8_mha
         if wired:
             self._name_readers(_Boundaries(not rotary, True, True))
-            current, blocked = self.core_attention.get_qkv_quantization_capabilities()
+            current, blocked = self.core_attention.get_qkv_quantization_capabilities(device)
         output = recipe.fp8_mha or (recipe.fp8_dpa and not recipe.custom())
         output = output and not blocked
         boundaries = _Boundaries(
@@ -309,7 +309,7 @@ class MultiheadAttention(nn.Module):
             the norm's output with `input_layernorm` and `return_layernorm_output`.
         """
         refuse(inference_params=inference_params)
-        boundaries = self._settle_boundaries(rotary_pos_emb is not None)
+        boundaries = self._settle_boundaries(hidden_states.device, rotary_pos_emb is not None)
         heads, normed = self._project(
             hidden_states, encoder_output, is_first_microbatch, boundaries.qkv_output
         )
@@ -373,7 +373,7 @@ class MultiheadAttention(nn.Module):
         """Has the gradient quantized by attention's slot, as one tensor, where the tensor was."""
         if not quantized or quantized_form(mixed) is None:
             return mixed
-        self.core_attention.init_fp8_metadata(num_gemms=3)
+        self.core_attention.get_qkv_quantization_capabilities(mixed.device)
         quantizer = self.core_attention.quantizers["scaling_bwd"][BACKWARD_INDEX["dqkv"]]
         return fake_quantize(mixed, None, quantizer, carry=True)
 

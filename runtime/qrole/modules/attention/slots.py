@@ -6,6 +6,7 @@ import logging
 import os
 import warnings
 
+import torch
 from typing_extensions import override
 
 from qrole.errors import OperandError
@@ -111,12 +112,18 @@ class AttentionModule(QuantizedModule):
         )
         return current.make_quantizers() + made
 
-    def get_qkv_quantization_capabilities(self) -> tuple[bool, bool]:
+    def get_qkv_quantization_capabilities(
+        self, device: torch.device | None = None
+    ) -> tuple[bool, bool]:
         """Whether the QKV slot has current scaling, and whether it has MXFP8.
+
+        Args:
+            device: Of the tensors to come, where quantizers may have to be built for them.
 
         Raises:
             OperandError: It has neither, nor delayed scaling.
         """
+        self._device = device or self._device
         self.init_fp8_metadata(num_gemms=3)
         quantizer = self.quantizers["scaling_fwd"][FORWARD_INDEX["qkv"]]
         if not isinstance(
