@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from qrole_cli.console import Column, OutputFormat, finish, note, progress, show, warn
+from qrole_cli.console import Column, OutputFormat, err, finish, note, progress, show, warn
 from qrole_cli.options import (
     FormatOption,
     JsonOption,
@@ -18,10 +21,12 @@ from qrole_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from qrole.compare.budgets import Violation
-    from qrole.compare.report import CandidateReport, Report
+    from qrole.compare import Gate, Report, Violation
+    from qrole.compare.report import CandidateReport, SensitivityReport
 
 __all__ = ["register"]
+
+_DATA, _WHAT_IF, _TRAINING, _GATE = "Data", "What if", "Training", "Gate"
 
 
 def register(app: typer.Typer) -> None:
@@ -51,23 +56,86 @@ def register(app: typer.Typer) -> None:
                 autocompletion=complete_factory,
             ),
         ] = None,
-        data: Annotated[
-            Path | None,
-            typer.Option(help="Text, .jsonl or .safetensors; default: what the model offers."),
-        ] = None,
-        samples: Annotated[int, typer.Option(help="Samples at most.")] = 16,
-        seq_len: Annotated[int, typer.Option(help="Tokens per sample at most.")] = 256,
-        batch_size: Annotated[int, typer.Option(help="Samples per batch.")] = 4,
-        seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
         backward: Annotated[
             bool, typer.Option("--backward/--forward-only", help="Measure gradients too.")
         ] = True,
-        budgets: Annotated[
-            Path | None, typer.Option(help="TOML file of limits; exit code 1 where one is broken.")
+        dtype: Annotated[
+            str | None, typer.Option(metavar="D", help="Cast the parameters: float32, bfloat16.")
         ] = None,
+        seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+        data: Annotated[
+            Path | None,
+            typer.Option(
+                help="Text, .jsonl or .safetensors; default: what the model offers.",
+                rich_help_panel=_DATA,
+            ),
+        ] = None,
+        samples: Annotated[int, typer.Option(help="Samples at most.", rich_help_panel=_DATA)] = 16,
+        seq_len: Annotated[
+            int, typer.Option(help="Tokens per sample at most.", rich_help_panel=_DATA)
+        ] = 256,
+        batch_size: Annotated[
+            int, typer.Option(help="Samples per batch.", rich_help_panel=_DATA)
+        ] = 4,
+        only: Annotated[
+            list[str] | None,
+            typer.Option(
+                metavar="GLOB",
+                help="Quantize only modules whose path matches; may be repeated.",
+                rich_help_panel=_WHAT_IF,
+            ),
+        ] = None,
+        one_at_a_time: Annotated[
+            str | None,
+            typer.Option(
+                metavar="role|module|gemm",
+                help="Also quantize each such group alone, and sort by the error.",
+                rich_help_panel=_WHAT_IF,
+            ),
+        ] = None,
+        steps: Annotated[
+            int,
+            typer.Option(min=0, help="Also train that many steps.", rich_help_panel=_TRAINING),
+        ] = 0,
+        budgets: Annotated[
+            Path | None,
+            typer.Option(
+                help="TOML file of limits; a broken one is exit 1.", rich_help_panel=_GATE
+            ),
+        ] = None,
+        baseline: Annotated[
+            Path | None,
+            typer.Option(help="Saved report; a grown error is exit 1.", rich_help_panel=_GATE),
+        ] = None,
+        tolerance: Annotated[
+            float,
+            typer.Option(
+                min=0.0, help="Growth of an error that is let pass.", rich_help_panel=_GATE
+            ),
+        ] = 0.05,
+        repeats: Annotated[
+            int,
+            typer.Option(min=1, help="Seeds to run, for the noise floor.", rich_help_panel=_GATE),
+        ] = 1,
         max_failures: Annotated[
-            int, typer.Option(min=1, help="Broken limits to show, worst first.")
+            int,
+            typer.Option(min=1, help="Failures to show, worst first.", rich_help_panel=_GATE),
         ] = 20,
+        save: Annotated[
+            Path | None,
+            typer.Option(help="Write the JSON report there too.", rich_help_panel=_GATE),
+        ] = None,
+        junit: Annotated[
+            Path | None, typer.Option(help="Write JUnit XML there.", rich_help_panel=_GATE)
+        ] = None,
+        github: Annotated[
+            bool | None,
+            typer.Option(
+                "--github/--no-github",
+                help="Annotations and step summary; default: inside GitHub Actions.",
+                rich_help_panel=_GATE,
+            ),
+        ] = None,
         trust_remote_code: RemoteCodeOption = False,
         output: FormatOption = OutputFormat.TABLE,
         as_json: JsonOption = False,
@@ -76,68 +144,108 @@ def register(app: typer.Typer) -> None:
 
         Example: qrole compare sample_models/llama_tiny.py -f mxfp8 -f nvfp4
         """
-        from qrole.compare import DataOptions, check_budgets, load_budgets
+        from qrole.compare import DataOptions, judge, load_baseline, load_budgets, named_dtype
         from qrole.compare import compare as measure
 
         limits = load_budgets(budgets) if budgets is not None else ()
+        before = load_baseline(baseline) if baseline is not None else None
         with progress("comparing", unit="runs") as bar:
             report = measure(
                 model,
                 factory,
                 reference=reference,
+                only=only or (),
+                one_at_a_time=one_at_a_time,
+                steps=steps,
                 data=DataOptions(data, samples, seq_len, batch_size),
                 backward=backward,
+                dtype=named_dtype(dtype) if dtype is not None else None,
                 seed=seed,
+                repeats=repeats,
                 trust_remote_code=trust_remote_code,
                 on_progress=bar.update,
             )
-        violations = check_budgets(report, limits)
-        chosen = chosen_format(output, as_json)
-        _show(report, violations, chosen)
-        _say(report, violations[:max_failures])
-        finish(not violations, _outcome(report, limits, violations))
-        if violations:
+        gate = judge(report, limits, before, tolerance=tolerance)
+        _show(report, gate, chosen_format(output, as_json))
+        _write(gate, save, junit)
+        if github or (github is None and os.environ.get("GITHUB_ACTIONS") == "true"):
+            _tell_github(gate, max_failures)
+        _say(report, gate.violations[:max_failures], len(gate.violations) - max_failures)
+        finish(gate.passed, _outcome(report, gate))
+        if gate.violations:
             raise typer.Exit(1)
 
 
-def _show(report: Report, violations: list[Violation], chosen: OutputFormat) -> None:
-    from qrole.compare.gate import gate_json
-
-    payload = {**report.to_json(), "gate": gate_json(violations)}
-    if len(report.candidates) == 1:
-        candidate = report.candidates[0]
-        rows = _layer_rows(candidate)
-        shown = rows if chosen is not OutputFormat.TABLE else rows[:_SHOWN]
-        show(_LAYER_COLUMNS, shown, payload, chosen, title=f"{candidate.factory}: worst layers")
-        if len(shown) < len(rows):
-            note(f"{len(rows) - len(shown)} more layers; --format csv or --json shows all")
+def _show(report: Report, gate: Gate, chosen: OutputFormat) -> None:
+    payload = gate.to_json()
+    if chosen is OutputFormat.JSON or len(report.candidates) > 1:
+        rows = [_model_row(candidate) for candidate in report.candidates]
+        show(_MODEL_COLUMNS, rows, payload, chosen, title=_title(report))
     else:
-        show(_MODEL_COLUMNS, [_model_row(c) for c in report.candidates], payload, chosen)
+        _show_layers(report.candidates[0], payload, chosen, _title(report))
+    if chosen is OutputFormat.JSON:
+        return
+    for factory, groups in report.sensitivity.items():
+        _show_sensitivity(factory, groups, chosen)
+    if report.training:
+        _show_training(report, chosen)
+
+
+def _title(report: Report) -> str:
+    data = report.data
+    return f"{report.model} against {report.reference}, {data['samples']} samples"
 
 
 _SHOWN = 20
 _LAYER_COLUMNS = (
     Column("layer", path=True),
-    Column("input x weight"),
+    Column("input x weight", drop=3),
     Column("fprop dB", right=True),
     Column("dgrad dB", right=True, drop=1),
-    Column("wgrad dB", right=True, drop=1),
+    Column("wgrad dB", right=True, drop=2),
     Column("output dB", right=True),
     Column("cosine", right=True),
 )
 _MODEL_COLUMNS = (
     Column("factory"),
     Column("output dB", right=True),
-    Column("cosine", right=True),
+    Column("cosine", right=True, drop=1),
     Column("KL", right=True),
     Column("top-1", right=True),
     Column("loss diff", right=True),
     Column("grad cosine", right=True),
 )
+_SENSITIVITY_COLUMNS = (
+    Column("alone", path=True),
+    Column("KL", right=True),
+    Column("output err", right=True),
+    Column("grad err", right=True),
+    Column(""),
+)
+_TRAINING_COLUMNS = (
+    Column("training"),
+    Column("first loss", right=True),
+    Column("last loss", right=True),
+    Column("difference", right=True),
+    Column("grad norm", right=True),
+    Column("diverges", right=True),
+)
 
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
+
+
+def _show_layers(
+    candidate: CandidateReport, payload: dict[str, object], chosen: OutputFormat, title: str
+) -> None:
+    rows = _layer_rows(candidate)
+    shown = rows[:_SHOWN] if chosen is OutputFormat.TABLE else rows
+    show(_LAYER_COLUMNS, shown, payload, chosen, title=title)
+    if len(shown) < len(rows):
+        note(f"{len(rows) - len(shown)} more layers, all better; --format csv or --json shows them")
+    if chosen is OutputFormat.TABLE:
+        show(_MODEL_COLUMNS, [_model_row(candidate)], payload, chosen)
 
 
 def _layer_rows(candidate: CandidateReport) -> list[list[str]]:
@@ -170,21 +278,78 @@ def _model_row(candidate: CandidateReport) -> list[str]:
     ]
 
 
-def _say(report: Report, violations: list[Violation]) -> None:
+def _show_sensitivity(
+    factory: str, groups: tuple[SensitivityReport, ...], chosen: OutputFormat
+) -> None:
+    by_output = any(group.order[0] for group in groups)
+    sizes = [group.order[0 if by_output else 1] for group in groups]
+    rows = [
+        [
+            group.group,
+            _number(group.kl, ".5f"),
+            _number(group.rel_err, ".4f"),
+            _number(group.grad_rel_err, ".4f"),
+            "█" * round(16 * size / max(sizes)) if max(sizes) else "",
+        ]
+        for group, size in zip(groups, sizes, strict=True)
+    ]
+    shown = rows[:_SHOWN] if chosen is OutputFormat.TABLE else rows
+    show(_SENSITIVITY_COLUMNS, shown, {}, chosen, title=f"{factory}: one group at a time")
+
+
+def _show_training(report: Report, chosen: OutputFormat) -> None:
+    rows = [
+        [
+            run.name,
+            _number(run.losses[0], ".5f"),
+            _number(run.losses[-1], ".5f"),
+            _number(run.final_loss_diff, "+.5f"),
+            _number(run.grad_norm_ratio, ".3f"),
+            "never" if run.divergence_step is None else f"step {run.divergence_step}",
+        ]
+        for run in report.training
+    ]
+    show(_TRAINING_COLUMNS, rows, {}, chosen)
+
+
+def _write(gate: Gate, save: Path | None, junit: Path | None) -> None:
+    from qrole.compare import write_text
+
+    if save is not None:
+        text = json.dumps(gate.report.to_json(), indent=1, sort_keys=True, allow_nan=False)
+        write_text(save, text + "\n")
+    if junit is not None:
+        write_text(junit, gate.junit())
+
+
+def _tell_github(gate: Gate, most: int) -> None:
+    from qrole.compare import write_text
+
+    for line in gate.annotations(most):
+        sys.stderr.write(line + "\n")
+    summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if summary:
+        write_text(Path(summary), gate.summary(most), append=True)
+
+
+def _say(report: Report, violations: tuple[Violation, ...], more: int) -> None:
     for candidate in report.candidates:
         for layer, readers in candidate.not_computed.items():
-            how = f", its weight was read by {', '.join(readers)}" if readers else ""
-            warn(f"{candidate.factory}: {layer} was not computed with quantized operands{how}")
+            how = f"; its weight was read by {', '.join(readers)}" if readers else ""
+            warn(f"{candidate.factory}: {layer} did not run with quantized operands{how}")
         for layer, idle in candidate.idle_experts.items():
-            note(f"{candidate.factory}: {len(idle)} experts of {layer} saw no token")
-    for found in violations:
-        warn(f"{found.candidate}: {found.where}: {found.metric} = {found.value:.5g}, {found.limit}")
+            numbers = ", ".join(map(str, idle))
+            note(f"{candidate.factory}: experts of {layer} that saw no token: {numbers}")
+    for violation in violations:
+        err.print(f"  {violation}", soft_wrap=True, markup=False)
+    if more > 0:
+        err.print(f"  and {more} more", soft_wrap=True)
 
 
-def _outcome(report: Report, limits: tuple[Any, ...], violations: list[Violation]) -> str:
-    data = report.data
-    what = f"{data['samples']} samples of {data['source']}"
-    if violations:
-        return f"{len(violations)} limits broken on {what}"
-    kept = f"{len(limits)} budgets kept" if limits else "no budgets given, nothing was judged"
-    return f"{what}, {kept}"
+def _outcome(report: Report, gate: Gate) -> str:
+    what = f"{report.data['samples']} samples of {report.data['source']}"
+    if gate.violations:
+        return f"{len(gate.violations)} limits broken on {what}"
+    if gate.judged:
+        return f"{len(gate.judged)} limits kept on {what}"
+    return f"{what}; no --budgets and no --baseline, so nothing was judged"

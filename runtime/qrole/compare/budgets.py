@@ -56,6 +56,7 @@ _METRICS: dict[str, tuple[str, ...]] = {
     "gemm": ("sqnr_db", "rel_err", "max_abs_err"),
     "layer": ("sqnr_db", "cosine", "rel_err"),
     "gradient": ("grad_cosine", "grad_rel_err", "grad_norm_ratio"),
+    "training": ("divergence_step", "max_loss_diff", "final_loss_diff", "grad_norm_ratio"),
     "slot": (
         "sqnr_db",
         "rel_err",
@@ -78,8 +79,8 @@ class Budget:
 
     Attributes:
         module: Glob over module paths (parameter names for `gradient`); `*` for all.
-        target: `model`, `output` or `logits`; `layer`; `gradient`; `fprop`, `dgrad`, `wgrad` or
-            `gemm`; else a glob over `tensor_type` and `module_type/tensor_type`.
+        target: `model`, `output` or `logits`; `layer`; `gradient`; `training`; `fprop`, `dgrad`,
+            `wgrad` or `gemm`; else a glob over `tensor_type` and `module_type/tensor_type`.
         metric: Name of the measured value.
         operator: `>=`, `<=`, `==`, `>` or `<`.
         limit: What it is compared with.
@@ -102,7 +103,7 @@ class Budget:
             return "model"
         if self.target in _GEMMS:
             return "gemm"
-        return self.target if self.target in ("layer", "gradient") else "slot"
+        return self.target if self.target in ("layer", "gradient", "training") else "slot"
 
     def holds(self, value: float) -> bool:
         """Whether a value keeps the limit; NaN never does."""
@@ -120,6 +121,7 @@ class Violation:
         value: What was found.
         limit: The limit, as text.
         excess: How far beyond the limit, relative to it; infinite for NaN and infinity.
+        text: Says it instead of the value, where there is none.
     """
 
     candidate: str
@@ -128,6 +130,11 @@ class Violation:
     value: float
     limit: str
     excess: float
+    text: str = ""
+
+    def __str__(self) -> str:
+        found = self.text or f"{self.metric} = {self.value:.4g}"
+        return f"{self.candidate}: {self.where}: {found} ({self.limit})"
 
 
 def load_budgets(path: Path) -> tuple[Budget, ...]:
@@ -201,10 +208,12 @@ def check_budgets(report: Report, budgets: tuple[Budget, ...]) -> list[Violation
         where = candidate.model.first_nonfinite
         if where:
             violations.append(
-                Violation(candidate.factory, where, "finite", math.nan, "no NaN or inf", math.inf)
+                Violation(
+                    candidate.factory, where, "finite", math.nan, "finite", math.inf, "NaN or inf"
+                )
             )
         for budget in budgets:
-            values = list(_values(candidate, budget))
+            values = list(_values(report, candidate, budget))
             if not values:
                 raise NothingMatchedError(
                     f"the budget {str(budget)!r} matches nothing that was measured for "
@@ -227,18 +236,26 @@ def _excess(value: float, limit: float) -> float:
     return abs(value - limit) / max(abs(limit), 1e-12)
 
 
-def _values(candidate: CandidateReport, budget: Budget) -> Iterator[tuple[str, float]]:
-    for name, path, found in _targets(candidate, budget):
+def _values(
+    report: Report, candidate: CandidateReport, budget: Budget
+) -> Iterator[tuple[str, float]]:
+    for name, path, found in _targets(report, candidate, budget):
         value = getattr(found, budget.metric)
         if value is not None and fnmatchcase(path, budget.module):
             yield name, value
 
 
-def _targets(candidate: CandidateReport, budget: Budget) -> Iterator[tuple[str, str, Any]]:
+def _targets(
+    report: Report, candidate: CandidateReport, budget: Budget
+) -> Iterator[tuple[str, str, Any]]:
     """Name, module path and measured values of what a budget's target stands for."""
     if budget.kind == "model":
         if budget.target in ("model", candidate.model.output):
-            yield budget.target, "*" if budget.module == "*" else "", candidate.model
+            yield budget.target, "", candidate.model
+    elif budget.kind == "training":
+        for run in report.training[1:]:
+            if run.name == candidate.factory:
+                yield "training", "", run
     elif budget.kind == "gemm":
         for gemm in candidate.gemms:
             if budget.target in ("gemm", gemm.gemm):
@@ -252,4 +269,4 @@ def _targets(candidate: CandidateReport, budget: Budget) -> Iterator[tuple[str, 
     else:
         for slot in candidate.slots:
             if any(fnmatchcase(text, budget.target) for text in slot.role_names):
-                yield f"{slot.operand} of {slot.module}, {slot.usage}", slot.module, slot
+                yield f"{slot.operand} of {slot.layer}, {slot.usage}", slot.module, slot

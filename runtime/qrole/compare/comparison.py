@@ -3,35 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from qrole.api import as_factory
+from qrole.compare.baseline import spread_over_seeds
+from qrole.compare.candidate import Candidate
 from qrole.compare.data import Data, DataOptions, load_data
-from qrole.compare.moments import ErrorMoments
 from qrole.compare.outputs import Objective
-from qrole.compare.passes import Candidate, new_candidate, run_candidate, run_reference
-from qrole.compare.report import (
-    CandidateReport,
-    GemmReport,
-    LayerReport,
-    ModelReport,
-    ParameterReport,
-    Report,
-    SlotReport,
-)
-from qrole.emitters import walk
-from qrole.errors import NothingMatchedError, UsageError
-from qrole.execute import Layer, PlanState, WeightCache, layers_of
+from qrole.compare.passes import run_candidate, run_reference
+from qrole.compare.report import CandidateReport, Report, SensitivityReport, TrainingReport
+from qrole.compare.restriction import groups_of, only_modules
+from qrole.compare.summary import candidate_report, sensitivity_report
+from qrole.compare.training import train, training_report
+from qrole.emitters import EmitOptions, walk
+from qrole.errors import NothingMatchedError, UnknownNameError, UsageError
+from qrole.execute import PlanState, WeightCache, layers_of
 from qrole.loading import LoadedModel, load_model
-from qrole.plan import Plan, build_plan
+from qrole.plan import Inventory, Plan, build_plan
 from qrole.plugins import Factory
 from qrole.quantizers import IdentityQuantizer
-from qrole.roles import QuantizerRole, Usage
 
-__all__ = ["compare"]
+__all__ = ["compare", "named_dtype"]
 
 FactoryLike = str | Callable[..., Any] | Factory
 Progress = Callable[[int, int, str], None]
@@ -42,10 +38,14 @@ def compare(
     factories: FactoryLike | Sequence[FactoryLike],
     *,
     reference: FactoryLike | None = None,
+    only: Sequence[str] = (),
+    one_at_a_time: str | None = None,
+    steps: int = 0,
     data: DataOptions | None = None,
     backward: bool = True,
     dtype: torch.dtype | None = None,
     seed: int = 0,
+    repeats: int = 1,
     trust_remote_code: bool = False,
     on_progress: Progress | None = None,
 ) -> Report:
@@ -55,55 +55,77 @@ def compare(
         model: A module, or what the command line takes.
         factories: The candidates; each is run against the same reference run.
         reference: Factory of the reference plan; None is high precision.
+        only: Globs over module paths and role names; all else stays in high precision.
+        one_at_a_time: `role`, `module` or `gemm`: also quantize each such group alone.
+        steps: Also train that many steps under each plan.
         data: What to feed; default: what the model's source offers.
         backward: Run the backward pass too.
         dtype: Cast the parameters; None leaves them.
         seed: Of everything random.
+        repeats: Run with that many seeds, to learn the spread of what is measured.
         trust_remote_code: Run code that a model directory brings.
         on_progress: Told of runs done, runs in total, and what is running.
 
     Raises:
-        NothingMatchedError: No covered layer ran, or no candidate quantizes anything.
+        NothingMatchedError: No covered layer ran, a glob matches nothing, or a candidate
+            quantizes nothing.
         QroleError: The model, the data or a factory is unusable; see `qrole.errors`.
     """
     loaded = _loaded(model, trust_remote_code)
     module = loaded.module
-    assert module is not None
+    assert module is not None, "_loaded sees to it"
     if dtype is not None:
         module.to(dtype)
-    inventory = walk(loaded)
+    inventory = walk(loaded, EmitOptions())
     base = build_plan(inventory, as_factory(reference or _identity))
-    given = (
-        [factories] if isinstance(factories, (str, Factory)) or callable(factories) else factories
+    plans = [_candidate_plan(inventory, factory, only) for factory in _listed(factories)]
+    comparison = _Comparison(
+        loaded,
+        module,
+        base,
+        load_data(loaded, data or DataOptions()),
+        Objective(loaded.loss, module, seed),
+        backward,
+        _Counter(on_progress),
     )
-    candidates = [new_candidate(build_plan(inventory, as_factory(f)), seed) for f in given]
-    _check_candidates(candidates)
-    inputs = load_data(loaded, data or DataOptions())
-    objective = Objective(loaded.loss, module, seed)
-    loss = _run(module, base, candidates, inputs, objective, backward, seed, on_progress)
-    name = base.factory.name if reference is not None else "high precision"
+    comparison.count_runs(plans, one_at_a_time, steps, repeats)
+    reports = [comparison.candidates(plans, seed + i) for i in range(repeats)]
     return Report(
         model=loaded.spec,
         dtype=str(next(module.parameters()).dtype).removeprefix("torch."),
-        reference=name,
-        data={
-            "source": inputs.source,
-            "batches": len(inputs.batches),
-            "samples": inputs.samples,
-            "tokens": inputs.tokens,
-            "sha256": inputs.sha256,
-        },
+        reference=base.factory.name if reference is not None else "high precision",
+        data=comparison.inputs.facts(),
         seed=seed,
         backward=backward,
-        objective=objective.kind,
-        candidates=tuple(
-            _candidate_report(c, loss, len(inputs.batches), objective.logits) for c in candidates
-        ),
+        objective=comparison.objective.kind,
+        only=tuple(only),
+        candidates=reports[0],
+        sensitivity=comparison.sensitivity(plans, one_at_a_time, seed) if one_at_a_time else {},
+        training=comparison.training(plans, steps, seed) if steps else (),
+        noise=spread_over_seeds(reports),
     )
+
+
+def named_dtype(name: str) -> torch.dtype:
+    """A floating dtype by its name in torch.
+
+    Raises:
+        UnknownNameError: There is no such dtype, or quantizers do not take it.
+    """
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise UnknownNameError("dtype", name, known)
+    return known[name]
 
 
 def _identity(role: object) -> IdentityQuantizer:
     return IdentityQuantizer()
+
+
+def _listed(factories: FactoryLike | Sequence[FactoryLike]) -> Sequence[FactoryLike]:
+    if isinstance(factories, (str, Factory)) or callable(factories):
+        return [factories]
+    return factories
 
 
 def _loaded(model: str | LoadedModel | nn.Module, trust_remote_code: bool) -> LoadedModel:
@@ -120,158 +142,129 @@ def _loaded(model: str | LoadedModel | nn.Module, trust_remote_code: bool) -> Lo
     return model
 
 
-def _check_candidates(candidates: list[Candidate]) -> None:
-    for candidate in candidates:
-        if not any(layer.quantized for layer in layers_of(candidate.plan)):
-            raise NothingMatchedError(
-                f"factory {candidate.plan.factory.name} quantizes no layer of this model",
-                expected="at least one slot that is not kept in high precision",
-                hint="`qrole inspect` shows what the factory answers for each slot",
-            )
-
-
-def _run(
-    module: nn.Module,
-    base: Plan,
-    candidates: list[Candidate],
-    inputs: Data,
-    objective: Objective,
-    backward: bool,
-    seed: int,
-    on_progress: Progress | None,
-) -> float:
-    """Runs everything; the sum of the reference's losses."""
-    weights, total, done, loss = WeightCache(), len(inputs.batches) * (1 + len(candidates)), 0, 0.0
-    state = PlanState(base, seed=seed)
-    for i, batch in enumerate(inputs.batches):
-        reference = run_reference(
-            module, state, batch, objective, weights, backward=backward, seed=seed + i
-        )
-        loss += reference.loss
-        done += 1
-        for candidate in candidates:
-            if on_progress is not None:
-                on_progress(done, total, candidate.plan.factory.name)
-            run_candidate(module, candidate, batch, objective, reference, weights, seed=seed + i)
-            done += 1
-    return loss
-
-
-def _candidate_report(c: Candidate, loss: float, batches: int, logits: bool) -> CandidateReport:
-    layers = layers_of(c.plan)
-    ran = {layer for layer, _ in c.rows}
-    if not ran:
+def _candidate_plan(inventory: Inventory, factory: FactoryLike, only: Sequence[str]) -> Plan:
+    plan = build_plan(inventory, as_factory(factory))
+    if only:
+        plan = only_modules(plan, only)
+    if not any(layer.quantized for layer in layers_of(plan)):
         raise NothingMatchedError(
-            "none of the covered layers ran on this data",
-            expected="a forward pass that multiplies by at least one covered weight",
-            hint="check that the inputs reach the layers that `qrole inspect` lists",
+            f"factory {plan.factory.name} quantizes no layer of "
+            f"{'the modules chosen' if only else 'this model'}",
+            expected="at least one slot that is not kept in high precision",
+            hint="`qrole inspect` shows what the factory answers for each slot",
         )
-    return CandidateReport(
-        factory=c.plan.factory.name,
-        factory_sha256=c.plan.factory.sha256,
-        formats=dict(sorted(c.plan.counts().items())),
-        model=_model_report(c, loss, batches, logits),
-        layers=tuple(_layer_report(c, layer) for layer in layers if layer in ran),
-        slots=_slot_reports(c),
-        gemms=tuple(
-            GemmReport(layer.module, layer.group, gemm.value, m.sqnr_db, m.rel_err, m.max_abs_err)
-            for (layer, gemm), m in c.meter.gemms.items()
-        ),
-        parameters=tuple(
-            ParameterReport(name, m.cosine, m.rel_err, _norm_ratio(m))
-            for name, m in sorted(c.grads.items())
-        ),
-        idle_experts=_idle_experts(c, layers),
-        not_computed={
-            layer.name: sorted(c.readers.get(layer, ())) for layer in layers if layer not in ran
-        },
-    )
+    return plan
 
 
-def _norm_ratio(m: ErrorMoments) -> float | None:
-    return (m.test_sq / m.reference_sq) ** 0.5 if m.reference_sq else None
+@dataclass
+class _Counter:
+    """Runs done of all that there will be, and who wants to know."""
+
+    told: Progress | None
+    total: int = 0
+    done: int = 0
+
+    def __call__(self, name: str) -> None:
+        self.done += 1
+        if self.told is not None:
+            self.told(self.done, self.total, name)
 
 
-def _model_report(c: Candidate, loss: float, batches: int, logits: bool) -> ModelReport:
-    whole = ErrorMoments()
-    for moments in c.grads.values():
-        whole.reference_sq += moments.reference_sq
-        whole.test_sq += moments.test_sq
-        whole.error_sq += moments.error_sq
-    return ModelReport(
-        output="logits" if logits else "output",
-        sqnr_db=c.output.sqnr_db,
-        cosine=c.output.cosine,
-        rel_err=c.output.rel_err,
-        kl=c.kl_sum / c.positions if c.positions else None,
-        top1_agreement=c.agreements / c.positions if c.positions else None,
-        loss_reference=loss / batches,
-        loss=c.loss_sum / batches,
-        loss_diff=(c.loss_sum - loss) / batches,
-        grad_cosine=whole.cosine if c.grads else None,
-        grad_rel_err=whole.rel_err if c.grads else None,
-        first_nonfinite=c.meter.first_nonfinite,
-    )
+@dataclass
+class _Comparison:
+    """What the parts of a comparison share."""
 
+    loaded: LoadedModel
+    module: nn.Module
+    base: Plan
+    inputs: Data
+    objective: Objective
+    backward: bool
+    counter: _Counter
 
-def _layer_report(c: Candidate, layer: Layer) -> LayerReport:
-    m = c.layers.get(layer, ErrorMoments())
-    formats = [layer.slots[o].rowwise for o in ("input", "weight") if o in layer.slots]
-    return LayerReport(
-        module=layer.module,
-        group=layer.group,
-        formats=" x ".join(f.label for f in formats if f is not None),
-        sqnr_db=m.sqnr_db,
-        cosine=m.cosine,
-        rel_err=m.rel_err,
-        rerouted=c.rerouted.get(layer, 0),
-    )
+    def count_runs(
+        self, plans: list[Plan], one_at_a_time: str | None, steps: int, repeats: int
+    ) -> None:
+        """Sets how many runs there will be."""
+        runs = repeats * (1 + len(plans)) * len(self.inputs.batches)
+        if one_at_a_time:
+            groups = sum(1 for plan in plans for _ in groups_of(plan, one_at_a_time))
+            runs += (len(plans) + groups) * len(self.inputs.batches)
+        self.counter.total = runs + (1 + len(plans) if steps else 0)
 
+    def candidates(self, plans: list[Plan], seed: int) -> tuple[CandidateReport, ...]:
+        """Everything measured of every plan."""
+        found = [Candidate.of(plan, seed=seed) for plan in plans]
+        loss, blame = self._run(found, seed, keep_layers=True)
+        for candidate in found:
+            candidate.first_nonfinite = blame or candidate.first_nonfinite
+        return tuple(candidate_report(c, loss, len(self.inputs.batches)) for c in found)
 
-def _slot_reports(c: Candidate) -> tuple[SlotReport, ...]:
-    found = []
-    for decision in c.plan:
-        for usage in Usage:
-            stats = c.meter.slots.get((decision.slot.id, usage))
-            if stats is None:
-                continue
-            m, spread, form = stats.error, stats.scales, getattr(decision, usage.value)
-            role = decision.slot.role or QuantizerRole()
-            found.append(
-                SlotReport(
-                    slot=decision.slot.id,
-                    module=decision.slot.module,
-                    module_type=role.module_type,
-                    tensor_type=role.tensor_type,
-                    role_name=role.name,
-                    operand=decision.slot.operand,
-                    usage=usage.value,
-                    format=form.label,
-                    numel=m.numel,
-                    cur_amax=stats.amax,
-                    sqnr_db=m.sqnr_db,
-                    rel_err=m.rel_err,
-                    mse=m.mse,
-                    max_abs_err=m.max_abs_err,
-                    underflows=_share(stats.nonzero - stats.nonzero_codes, stats.coded),
-                    overflows=_share(stats.saturated, stats.coded),
-                    scale_inv_min=spread.low if spread.count else None,
-                    scale_inv_max=spread.high if spread.count else None,
-                    scale_inv_std=spread.std,
-                    dynamic_range=stats.dynamic_range,
+    def sensitivity(
+        self, plans: list[Plan], grouping: str, seed: int
+    ) -> dict[str, tuple[SensitivityReport, ...]]:
+        """For each plan its groups quantized alone, worst first."""
+        reports = {}
+        for plan in plans:
+            groups = [
+                Candidate.of(part, seed=seed, name=name, detailed=False)
+                for name, part in groups_of(plan, grouping)
+            ]
+            self._run(groups, seed, keep_layers=False)
+            found = [sensitivity_report(c.name, c) for c in groups]
+            reports[plan.factory.name] = tuple(sorted(found, key=lambda r: r.order, reverse=True))
+        return reports
+
+    def training(self, plans: list[Plan], steps: int, seed: int) -> tuple[TrainingReport, ...]:
+        """Loss curves, the reference's first."""
+        curves = []
+        for plan in (self.base, *plans):
+            self.counter(f"training {plan.factory.name}")
+            curves.append(
+                train(
+                    self.module,
+                    plan,
+                    self.inputs.batches,
+                    self.objective,
+                    steps=steps,
+                    make_optimizer=self.loaded.optimizer,
+                    seed=seed,
                 )
             )
-    return tuple(found)
+        names = ("reference", *(plan.factory.name for plan in plans))
+        pairs = zip(names, curves, strict=True)
+        return tuple(training_report(name, found, curves[0]) for name, found in pairs)
 
-
-def _share(count: int, total: int) -> float | None:
-    return 100.0 * count / total if total else None
-
-
-def _idle_experts(c: Candidate, layers: tuple[Layer, ...]) -> dict[str, list[int]]:
-    found = {}
-    for layer in layers:
-        idle = [i for i in range(layer.copies) if not c.rows.get((layer, i))]
-        if layer.copies > 1 and idle:
-            found[layer.name] = idle
-    return found
+    def _run(
+        self, candidates: list[Candidate], seed: int, *, keep_layers: bool
+    ) -> tuple[float, str]:
+        """Runs every batch; the sum of the reference's losses, and where it was not finite."""
+        state, weights = PlanState(self.base, seed=seed), WeightCache()
+        loss, blame = 0.0, ""
+        for i, batch in enumerate(self.inputs.batches):
+            self.counter("reference")
+            reference = run_reference(
+                self.module,
+                state,
+                batch,
+                self.objective,
+                weights,
+                backward=self.backward,
+                keep_layers=keep_layers,
+                seed=seed + i,
+            )
+            loss += reference.loss
+            if reference.first_nonfinite:
+                blame = blame or f"the reference run: {reference.first_nonfinite}"
+            for candidate in candidates:
+                self.counter(candidate.name)
+                run_candidate(
+                    self.module,
+                    candidate,
+                    batch,
+                    self.objective,
+                    reference,
+                    weights,
+                    seed=seed + i,
+                )
+        return loss, blame

@@ -71,9 +71,19 @@ class Data:
     tokens: int
     sha256: str
 
+    def facts(self) -> dict[str, Any]:
+        """What reports say of it."""
+        return {
+            "source": self.source,
+            "batches": len(self.batches),
+            "samples": self.samples,
+            "tokens": self.tokens,
+            "sha256": self.sha256,
+        }
+
 
 def load_data(model: LoadedModel, options: DataOptions) -> Data:
-    """The batches that a model is to be run on.
+    """The batches that a model is to be run on; floating-point inputs in the model's dtype.
 
     Raises:
         UsageError: There is no data to be had, or the file does not fit the model.
@@ -97,10 +107,30 @@ def load_data(model: LoadedModel, options: DataOptions) -> Data:
             expected=_CHOICES,
             hint="pass --data, or add example_inputs() to the model file",
         )
-    batches = [b for b in batches if b]
+    batches = [_fitted(b, model) for b in batches if b]
     if not batches:
         raise UsageError(f"{source} holds no samples", expected=_CHOICES, hint="give more data")
     return Data(tuple(batches), source, *_counts(batches), _digest(batches))
+
+
+def _fitted(batch: Batch, model: LoadedModel) -> Batch:
+    """Inputs on the model's device, floating-point ones in its dtype."""
+    import torch
+
+    first = next(model.module.parameters(), None) if model.module is not None else None
+    if first is None:
+        return batch
+
+    def fit(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.is_floating_point() and first.is_floating_point():
+            return value.to(first.device, first.dtype)
+        return value.to(first.device)
+
+    if isinstance(batch, dict):
+        return {name: fit(value) for name, value in batch.items()}
+    return tuple(map(fit, batch))
 
 
 def _as_batch(given: Any) -> Batch:

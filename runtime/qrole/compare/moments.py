@@ -47,6 +47,15 @@ class ErrorMoments:
             self.nonfinite += int((~torch.isfinite(test)).sum())
             self.max_abs_err = math.inf
 
+    def merge(self, other: ErrorMoments) -> None:
+        """Adds all elements of another."""
+        self.numel += other.numel
+        self.reference_sq += other.reference_sq
+        self.test_sq += other.test_sq
+        self.error_sq += other.error_sq
+        self.max_abs_err = max(self.max_abs_err, other.max_abs_err)
+        self.nonfinite += other.nonfinite
+
     @property
     def sqnr_db(self) -> float | None:
         """10 log10(signal / noise): infinite where both are equal; None without signal."""

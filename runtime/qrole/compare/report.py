@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = [
+    "SCHEMA",
     "CandidateReport",
     "GemmReport",
     "LayerReport",
     "ModelReport",
     "ParameterReport",
     "Report",
+    "SensitivityReport",
     "SlotReport",
+    "TrainingReport",
+    "layer_name",
+    "plain",
 ]
 
 SCHEMA = "qrole.compare/1"
@@ -26,6 +31,7 @@ class SlotReport:
     Attributes:
         slot: Slot id.
         module: Module path.
+        group: Which of the module's layers.
         module_type: Of the role; `""` where there is none.
         tensor_type: Of the role.
         role_name: Of the role.
@@ -34,12 +40,14 @@ class SlotReport:
         format: The number format.
         numel: Elements seen, all batches and experts together.
         cur_amax: Largest magnitude of the last tensor.
-        sqnr_db: Signal to quantization noise, dB; None where nothing was lost.
+        sqnr_db: Signal to quantization noise, dB; infinite where nothing was lost, None without
+            signal.
         rel_err: Norm of the error over norm of the tensor.
         mse: Mean squared error.
         max_abs_err: Largest absolute error.
         underflows: Percentage of elements that became zero.
-        overflows: Percentage of elements beyond what their scale holds.
+        overflows: Percentage of elements beyond what their scale holds; None for data that is
+            Hadamard-transformed.
         scale_inv_min: Smallest nonzero scale (multiplier of the codes).
         scale_inv_max: Largest scale.
         scale_inv_std: Standard deviation of the scales.
@@ -48,6 +56,7 @@ class SlotReport:
 
     slot: str
     module: str
+    group: str
     module_type: str
     tensor_type: str
     role_name: str
@@ -68,6 +77,11 @@ class SlotReport:
     dynamic_range: float | None
 
     @property
+    def layer(self) -> str:
+        """Module path and group."""
+        return layer_name(self.module, self.group)
+
+    @property
     def role_names(self) -> tuple[str, str]:
         """What patterns of roles are matched with: `tensor_type`, `module_type/tensor_type`."""
         return self.tensor_type, f"{self.module_type}/{self.tensor_type}"
@@ -81,7 +95,7 @@ class GemmReport:
         module: Module path.
         group: Which of the module's layers.
         gemm: `fprop`, `dgrad` or `wgrad`.
-        sqnr_db: dB; None where nothing was lost.
+        sqnr_db: dB; infinite where nothing was lost, None without signal.
         rel_err: Norm of the error over norm of the exact result.
         max_abs_err: Largest absolute error.
     """
@@ -107,7 +121,7 @@ class LayerReport:
         module: Module path.
         group: Which of the module's layers.
         formats: Row-wise formats of input and weight.
-        sqnr_db: dB; None where both are equal, or where nothing could be compared.
+        sqnr_db: dB; infinite where both are equal, None where nothing could be compared.
         cosine: Cosine of the angle between both.
         rel_err: Norm of the difference over norm of the reference.
         rerouted: Calls that could not be compared, because routing sent other tokens.
@@ -150,7 +164,7 @@ class ModelReport:
 
     Attributes:
         output: Which output was compared.
-        sqnr_db: Of the output, dB; None where both are equal.
+        sqnr_db: Of the output, dB; infinite where both are equal.
         cosine: Cosine of the angle between both outputs.
         rel_err: Norm of the difference over norm of the reference.
         kl: Mean over positions of KL(reference || candidate), nats; None where no logits.
@@ -207,6 +221,53 @@ class CandidateReport:
 
 
 @dataclass(frozen=True)
+class SensitivityReport:
+    """Model-level errors where one group alone is quantized.
+
+    Attributes:
+        group: A role, a layer or a GEMM.
+        kl: As in `ModelReport`.
+        rel_err: Of the output.
+        grad_rel_err: Of all parameter gradients; None without a backward pass.
+    """
+
+    group: str
+    kl: float | None
+    rel_err: float | None
+    grad_rel_err: float | None
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Error of the output, then of the gradients: what groups are sorted by."""
+        first = self.kl if self.kl is not None else self.rel_err
+        return (first or 0.0, self.grad_rel_err or 0.0)
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """One training run; the first of a list is the reference.
+
+    Attributes:
+        name: Factory, or `high precision`.
+        losses: Loss of each step, before its update.
+        grad_norms: Norm of all gradients of each step.
+        divergence_step: First step whose loss is not finite, or differs from the reference's by
+            more than 5 % of the reference's mean loss; None where there is none.
+        max_loss_diff: Largest difference to the reference's loss of the same step.
+        final_loss_diff: Loss of the last step minus the reference's.
+        grad_norm_ratio: Mean over steps of the gradient norm over the reference's.
+    """
+
+    name: str
+    losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
+    divergence_step: int | None
+    max_loss_diff: float
+    final_loss_diff: float
+    grad_norm_ratio: float | None
+
+
+@dataclass(frozen=True)
 class Report:
     """A comparison.
 
@@ -218,7 +279,12 @@ class Report:
         seed: Of everything random.
         backward: Whether the backward pass was run.
         objective: What the backward pass started from.
+        only: Globs that candidates were restricted to; empty for all modules.
         candidates: One per factory.
+        sensitivity: For each candidate, groups quantized alone, worst first.
+        training: Training runs, the reference first; empty where none was asked for.
+        noise: Spread of errors over repeated seeds, by the names that `baseline.errors` gives
+            them; only what is not zero.
     """
 
     model: str
@@ -228,11 +294,15 @@ class Report:
     seed: int
     backward: bool
     objective: str
+    only: tuple[str, ...]
     candidates: tuple[CandidateReport, ...]
+    sensitivity: dict[str, tuple[SensitivityReport, ...]] = field(default_factory=dict)
+    training: tuple[TrainingReport, ...] = ()
+    noise: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values, schema `qrole.compare/1`; infinities become the strings `inf`, `-inf`."""
-        found = _plain(asdict(self))
+        """JSON values, schema `qrole.compare/1`; infinities and NaN become strings."""
+        found = plain(asdict(self))
         assert isinstance(found, dict)
         return {"schema": SCHEMA, **found}
 
@@ -242,11 +312,12 @@ def layer_name(module: str, group: str) -> str:
     return ".".join(part for part in (module, group) if part) or "."
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """JSON values; floats have seven digits, and `inf`, `-inf` and `nan` are strings."""
     if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, float):
         return float(f"{value:.7g}") if math.isfinite(value) else str(value)
     return value
