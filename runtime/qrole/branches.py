@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import bisect
 import dis
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,14 +114,17 @@ class SourceMap:
 
     def statement(self, number: int) -> str:
         """The innermost simple statement on a line, whitespace collapsed; else the line."""
-        found = [
-            node
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.stmt)
-            and not isinstance(node, _COMPOUND)
-            and node.lineno <= number <= (node.end_lineno or node.lineno)
-        ]
-        return _text(max(found, key=lambda n: n.lineno)) if found else self.line(number)
+        return self._statements.get(number) or self.line(number)
+
+    @functools.cached_property
+    def _statements(self) -> dict[int, str]:
+        found: dict[int, ast.stmt] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.stmt) and not isinstance(node, _COMPOUND):
+                for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                    if number not in found or found[number].lineno <= node.lineno:
+                        found[number] = node
+        return {number: _text(node) for number, node in found.items()}
 
     def unreached(self, ran: Iterable[Point], exists: Iterable[Point]) -> Iterator[Unreached]:
         """Code that never ran, outermost blocks only, in functions that did.

@@ -207,7 +207,7 @@ def unequal_answers(subject: PlanSubject) -> Iterator[Hit]:
         return
     first: dict[object, tuple[Decision, Any]] = {}
     for decision in subject.decisions:
-        for answer in decision.answers:
+        for answer in subject.answers(decision).kinds:
             slot = decision.slot
             before = first.setdefault((slot.role, slot.direction), (decision, answer))
             if before[1] != answer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from qrole.audit.registry import Hit, Severity, check
-from qrole.audit.subject import GemmPair, Layer, PlanSubject, operand_formats, source_of
+from qrole.audit.subject import GemmPair, Layer, PlanSubject, source_of
 from qrole.plan import Decision
 from qrole.quantizers.base import OperandFormat
 from qrole.roles import Gemm
@@ -199,14 +199,17 @@ def experts_differ(subject: PlanSubject) -> Iterator[Hit]:
     Return equal quantizers for all experts of a layer.
     """
     for decision in subject.usable:
-        if len(decision.answers) < 2:
+        answers = subject.answers(decision)
+        if len(answers.kinds) < 2:
             continue
         formats = zip(
-            operand_formats(decision, "rowwise"),
-            operand_formats(decision, "columnwise"),
+            answers.formats(decision.slot, "rowwise"),
+            answers.formats(decision.slot, "columnwise"),
             strict=True,
         )
-        labels = list(dict.fromkeys(f"{row.label} / {col.label}" for row, col in formats))
+        labels = list(
+            dict.fromkeys(f"{row.label} / {col.label}" for row, col in formats if row and col)
+        )
         if len(labels) > 1:
             slot = decision.slot
             path = f"{slot.module}.{slot.group}" if slot.group else slot.module

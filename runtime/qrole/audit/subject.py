@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from qrole.audit.options import AuditOptions
 from qrole.factories.rules import RulesFactory
 from qrole.plan import Decision, Inventory, Plan
-from qrole.quantizers.base import OperandFormat
-from qrole.roles import Direction, Gemm
+from qrole.quantizers.base import OperandFormat, Quantizer
+from qrole.roles import Direction, Gemm, Slot
 from qrole.summary import GEMM_OPERANDS
 
 if TYPE_CHECKING:
     from qrole.branches import Unreached
     from qrole.loading import LoadedModel
 
-__all__ = ["ATTENTION", "GemmPair", "Layer", "PlanSubject", "operand_formats", "source_of"]
+__all__ = ["ATTENTION", "Answers", "GemmPair", "Layer", "PlanSubject", "source_of"]
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,14 @@ class PlanSubject:
         """Every pair of operands that meets, experts with equal answers counted once."""
         return tuple(pair for layer in self.layers for pair in self._pairs(layer))
 
+    @cached_property
+    def _answers(self) -> dict[int, Answers]:
+        return {id(decision): Answers.of(decision) for decision in self.plan.decisions}
+
+    def answers(self, decision: Decision) -> Answers:
+        """The answers of one of the plan's decisions."""
+        return self._answers[id(decision)]
+
     def _pairs(self, layer: Layer) -> Iterator[GemmPair]:
         gemms = [Gemm.FPROP] if self.options.inference else list(Gemm)
         for gemm in gemms:
@@ -147,13 +155,13 @@ class PlanSubject:
             if one not in layer.operands or two not in layer.operands:
                 continue
             names = (f"{one}.{_SHORT[usage_one]}", f"{two}.{_SHORT[usage_two]}")
-            formats = zip(
-                operand_formats(layer.operands[one], usage_one),
-                operand_formats(layer.operands[two], usage_two),
-                strict=False,
-            )
-            for first, second in dict.fromkeys(formats):
-                yield GemmPair(layer, gemm, names, first, second)
+            first, second = layer.operands[one], layer.operands[two]
+            firsts = self.answers(first).formats(first.slot, usage_one)
+            seconds = self.answers(second).formats(second.slot, usage_two)
+            copies = zip(self.answers(first).of_copy, self.answers(second).of_copy, strict=False)
+            for i, j in dict.fromkeys(copies):
+                if (a := firsts[i]) is not None and (b := seconds[j]) is not None:
+                    yield GemmPair(layer, gemm, names, a, b)
 
 
 #: Operands of attention.
@@ -171,12 +179,41 @@ def source_of(decision: Decision | None) -> tuple[str | None, int | None]:
     return origin.file, origin.line
 
 
-def operand_formats(decision: Decision, usage: str) -> list[OperandFormat]:
-    """The format of every copy's answer."""
-    formats = []
-    for answer in decision.answers:
-        one = replace(decision, answers=(answer,))
-        found = one.rowwise if usage == "rowwise" else one.columnwise
-        if found is not None:
-            formats.append(found)
-    return formats
+@dataclass(frozen=True)
+class Answers:
+    """A slot's answers, equal ones once; experts can have hundreds.
+
+    Attributes:
+        kinds: The different answers, in the order of their first appearance.
+        of_copy: For every copy the index of its answer in `kinds`.
+    """
+
+    kinds: tuple[Any, ...]
+    of_copy: tuple[int, ...]
+
+    @classmethod
+    def of(cls, decision: Decision) -> Answers:
+        """The answers of a decision."""
+        kinds: dict[object, tuple[int, Any]] = {}
+        of_copy = []
+        for answer in decision.answers:
+            index, _ = kinds.setdefault(_identity(answer), (len(kinds), answer))
+            of_copy.append(index)
+        return cls(tuple(answer for _, answer in kinds.values()), tuple(of_copy))
+
+    def formats(self, slot: Slot, usage: str) -> list[OperandFormat | None]:
+        """The format of every kind of answer."""
+        decisions = [Decision(slot, (kind,)) for kind in self.kinds]
+        return [d.rowwise if usage == "rowwise" else d.columnwise for d in decisions]
+
+
+def _identity(answer: Any) -> object:
+    """Something hashable that is equal for equal answers; cheaper than comparing descriptions."""
+    key: object = answer
+    if isinstance(answer, Quantizer):
+        key = (type(answer), *(getattr(answer, option) for option in answer.options))
+    try:
+        hash(key)
+    except TypeError:
+        return id(answer)
+    return key
