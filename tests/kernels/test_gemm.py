@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from qrole_kernels import cpu_matmul, ops, reference
+from qrole_kernels import gemm as gemm_module
 from qrole_kernels.errors import ArgumentError, PairingError
 from qrole_kernels.gemm import Operand, gemm
 from tests.kernels.bitexact import assert_bits_equal
@@ -114,6 +115,17 @@ def test_every_pairing_on_cuda(pairing):
     (left, x), (right, w) = pairing[0](_matrix(M)), pairing[1](_matrix(N, seed=1))
     y = gemm(_on_cuda(left), _on_cuda(right), F32)
     assert y.device.type == "cuda"
+    _assert_close_to_exact(y.cpu(), x, w)
+
+
+def test_every_pairing_in_the_cuda_implementation(pairing):
+    """What the op runs on CUDA, interpreted on the CPU where there is no device."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    (left, x), (right, w) = pairing[0](_matrix(M)), pairing[1](_matrix(N, seed=1))
+    packed = []
+    for tensors, options in (left.pack(), right.pack()):
+        packed += [[t.to(device) for t in tensors], options]
+    y = gemm_module._on_cuda(*packed, F32, None)
     _assert_close_to_exact(y.cpu(), x, w)
 
 
