@@ -10,14 +10,15 @@ from __future__ import annotations
 import itertools
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from typing_extensions import override
 
 from qrole.autocast import current_autocast
 from qrole.errors import ConfigError
+from qrole.modules.extra_state import ExtraState
 from qrole.modules.slots import SlotFacts, describe_slots
 from qrole.quantizers import QuantizedTensor, Quantizer
 from qrole.recipes import CustomRecipe, DelayedScaling, Recipe
@@ -68,7 +69,7 @@ def delayed_buffers(state: RecipeState | None) -> DelayedBuffers | None:
     return state.buffers if isinstance(state, DelayedScalingRecipeState) else None
 
 
-class QuantizedModule(nn.Module, ABC):
+class QuantizedModule(ExtraState, ABC):
     """Base of the modules whose tensors have quantizer slots.
 
     Args:
@@ -175,7 +176,7 @@ class QuantizedModule(nn.Module, ABC):
             self.fp8_initialized = True
             _warn_of_other_class(old, recipe)
         self._warn_of_stale_quantizers(recipe)
-        for buffers in self._delayed_buffers():
+        for buffers in self.delayed_buffers().values():
             register(buffers, state.amax_reduction_group)
 
     def init_fp8_meta_tensors(self, recipe: Recipe) -> None:
@@ -199,6 +200,7 @@ class QuantizedModule(nn.Module, ABC):
         self._kept_weights.clear()
         self.quantizers[_KEYS[fwd]] = self._make_quantizers(new, recipe)
         self.fp8_meta[_KEYS[fwd]] = new
+        self.take_over_loaded()
 
     def _make_state(self, fwd: bool, recipe: Recipe) -> RecipeState:
         num_quantizers = len(self.slot_facts[0 if fwd else 1])
@@ -221,11 +223,14 @@ class QuantizedModule(nn.Module, ABC):
     def _make_quantizers(self, state: RecipeState, recipe: Recipe) -> list[Quantizer]:
         return state.make_quantizers()
 
-    def _delayed_buffers(self) -> Iterator[DelayedBuffers]:
-        for key in _KEYS.values():
-            buffers = delayed_buffers(self.fp8_meta.get(key))
-            if buffers is not None:
-                yield buffers
+    @override
+    def delayed_buffers(self) -> dict[str, DelayedBuffers]:
+        states = {
+            "forward": self.fp8_meta.get(_KEYS[True]),
+            "backward": self.fp8_meta.get(_KEYS[False]),
+        }
+        found = {mode: delayed_buffers(state) for mode, state in states.items()}
+        return {mode: buffers for mode, buffers in found.items() if buffers is not None}
 
     def _warn_of_stale_quantizers(self, recipe: Recipe) -> None:
         if not self.fp8_meta_tensors_initialized:

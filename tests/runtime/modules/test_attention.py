@@ -140,7 +140,7 @@ class TestHighPrecision:
 
     def test_largest_logits(self):
         q, k, v = _qkv(keys=Q)
-        y, largest = _attention(return_max_logit=True)(q, k, v)
+        _, largest = _attention(return_max_logit=True)(q, k, v)
         logits = q.transpose(1, 2) @ k.transpose(1, 2).mT / 4
         logits = logits.masked_fill(torch.ones(Q, Q, dtype=torch.bool).triu(1), -math.inf)
         torch.testing.assert_close(largest, logits.amax(dim=(0, 2, 3)))
@@ -481,7 +481,9 @@ class TestHandedOver:
 class TestMultihead:
     def _reference(self, module, x, *, fused=None):
         """Self attention from the module's own parameters, heads one after the other."""
-        qkv = F.linear(x, torch.cat([module.qkv.query_weight, module.qkv.key_weight, module.qkv.value_weight]))
+        qkv = F.linear(
+            x, torch.cat([module.qkv.query_weight, module.qkv.key_weight, module.qkv.value_weight])
+        )
         q, k, v = qkv.chunk(3, dim=-1)
         q, k, v = (t.unflatten(-1, (4, 16)).permute(1, 2, 0, 3) for t in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -514,7 +516,12 @@ class TestMultihead:
 
     def test_cross_attention(self):
         module = M.MultiheadAttention(
-            64, 4, attention_dropout=0.0, bias=False, attention_type="cross", attn_mask_type="no_mask"
+            64,
+            4,
+            attention_dropout=0.0,
+            bias=False,
+            attention_type="cross",
+            attn_mask_type="no_mask",
         )
         x, encoded = torch.randn(8, 2, 64), torch.randn(5, 2, 64)
         q = F.linear(x, module.query_layer.weight)
@@ -575,9 +582,7 @@ class TestMultihead:
 
 class TestTransformerLayer:
     def _build(self, **options):
-        return M.TransformerLayer(
-            64, 96, 4, hidden_dropout=0.0, attention_dropout=0.0, **options
-        )
+        return M.TransformerLayer(64, 96, 4, hidden_dropout=0.0, attention_dropout=0.0, **options)
 
     def test_residuals(self):
         layer, x = self._build(), torch.randn(8, 2, 64)

@@ -100,9 +100,7 @@ def test_first_step_uses_scale_one():
     with autocast(recipe=DelayedScaling()):
         y = module(x)
     quantizer = Float8Quantizer(torch.ones(()), torch.zeros(()), DType.kFloat8E4M3)
-    x_hat, w_hat = (
-        quantizer(t).dequantize(torch.float32) for t in (x, module.weight.detach())
-    )
+    x_hat, w_hat = (quantizer(t).dequantize(torch.float32) for t in (x, module.weight.detach()))
     expected = (x_hat @ w_hat.t()).to(BF16)
     assert torch.equal(y, expected)
 

@@ -147,9 +147,7 @@ VANILLA = {
 @pytest.mark.parametrize("format_name", VANILLA)
 def test_hybrid_of_equal_formats_equals_the_plain_quantizer(kind, format_name):
     factory = VANILLA[format_name]
-    assert_same(
-        train(kind, CustomRecipe(_hybrid_of(factory))), train(kind, CustomRecipe(factory))
-    )
+    assert_same(train(kind, CustomRecipe(_hybrid_of(factory))), train(kind, CustomRecipe(factory)))
 
 
 HIGH_PRECISION_BACKWARD = {
@@ -181,9 +179,7 @@ def test_overrides_read_what_they_say():
     """High precision: the unquantized operands; dequantized: what fprop's operands stand for."""
     x, dy = noise(TOKENS, WIDTH, seed=1), noise(TOKENS, 2 * WIDTH, seed=2)
     results = {
-        override: step(
-            build("Linear"), MXFP8BlockScaling(backward_override=override), x=x, dy=dy
-        )
+        override: step(build("Linear"), MXFP8BlockScaling(backward_override=override), x=x, dy=dy)
         for override in (None, "high_precision", "dequantized")
     }
     module = build("Linear")

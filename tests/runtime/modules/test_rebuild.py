@@ -122,9 +122,13 @@ class TestFactories:
 
     def test_none_and_other_objects_are_refused_with_slot_and_role(self):
         def none_for_weights(role):
-            return None if role is not None and role.tensor_type == "weight" else mxfp8_factory(role)
+            return (
+                None if role is not None and role.tensor_type == "weight" else mxfp8_factory(role)
+            )
 
-        with pytest.raises(FactoryError, match=r"returned None for forward slot 1 with role.*weight"):
+        with pytest.raises(
+            FactoryError, match=r"returned None for forward slot 1 with role.*weight"
+        ):
             _forward(Linear(32, 32), CustomRecipe(none_for_weights))
         with pytest.raises(FactoryError, match="'mxfp8' of type str"):
             _forward(Linear(32, 32), CustomRecipe(lambda role: "mxfp8"))
@@ -186,7 +190,9 @@ class TestQuantizedBoundaries:
 
 
 def test_input_and_parameters_of_unequal_dtype_are_refused():
-    with pytest.raises(ConfigError, match="torch.bfloat16 and a parameter 'weight' of torch.float32"):
+    with pytest.raises(
+        ConfigError, match=r"torch\.bfloat16 and a parameter 'weight' of torch\.float32"
+    ):
         Linear(32, 32)(torch.randn(4, 32, dtype=torch.bfloat16))
 
 

@@ -58,7 +58,12 @@ class TestLayout:
                 "linear/weight/n.fc2",
                 "-",
             ],
-            ["linear/grad_output/n.fc1", "-", "linear/grad_output/n.fc2", "linear/grad_output/n.fc1"],
+            [
+                "linear/grad_output/n.fc1",
+                "-",
+                "linear/grad_output/n.fc2",
+                "linear/grad_output/n.fc1",
+            ],
         )
 
     def test_layernorm_mlp_with_an_empty_name(self):
@@ -219,7 +224,12 @@ class TestCalls:
 
     def test_grouped_linear_asks_once_per_expert(self):
         factory = _Recorder()
-        _pass(M.GroupedLinear(3, 32, 32, name="experts"), CustomRecipe(factory), torch.randn(16, 32), [4, 4, 8])
+        _pass(
+            M.GroupedLinear(3, 32, 32, name="experts"),
+            CustomRecipe(factory),
+            torch.randn(16, 32),
+            [4, 4, 8],
+        )
         named = [role for role in factory.asked if role is not None]
         assert len(factory.asked) == 15
         assert {(r.module_type, r.name) for r in named} == {("grouped_linear", "experts")}
@@ -301,6 +311,15 @@ def test_layers_can_be_chosen_by_name():
     assert all(input_class(module) is Float8BlockQuantizer for module in single)
 
 
+NONE = dict.fromkeys(("qkv output", "proj grad", "dpa output", "dpa grad"), "-")
+ALL = {
+    "qkv output": "dpa/qkv/a.core_attention",
+    "proj grad": "dpa/do/a.core_attention",
+    "dpa output": "linear/input/a.proj",
+    "dpa grad": "linear/grad_output/a.layernorm_linear_qkv",
+}
+
+
 class TestBoundaries:
     """The roles that multi-head attention gives the tensors between its children."""
 
@@ -333,37 +352,29 @@ class TestBoundaries:
             "dpa grad": _text(module.core_attention.grad_input_quantizer_role),
         }
 
-    NONE = dict.fromkeys(("qkv output", "proj grad", "dpa output", "dpa grad"), "-")
-    ALL = {
-        "qkv output": "dpa/qkv/a.core_attention",
-        "proj grad": "dpa/do/a.core_attention",
-        "dpa output": "linear/input/a.proj",
-        "dpa grad": "linear/grad_output/a.layernorm_linear_qkv",
-    }
-
     def test_custom_recipe_with_fp8_mha_wires_all_four(self):
         recipe = CustomRecipe(builtin.delayed_scaling_factory, fp8_dpa=True, fp8_mha=True)
-        assert self._wired(self._attention(recipe)) == self.ALL
+        assert self._wired(self._attention(recipe)) == ALL
 
     @pytest.mark.parametrize("factory", [builtin.current_scaling_factory, builtin.mxfp8_factory])
     def test_roles_stay_where_the_format_then_rules_the_tensor_out(self, factory):
         recipe = CustomRecipe(factory, fp8_dpa=True, fp8_mha=True)
-        assert self._wired(self._attention(recipe)) == self.ALL
+        assert self._wired(self._attention(recipe)) == ALL
 
     def test_rotary_embedding_keeps_queries_in_high_precision(self):
         recipe = CustomRecipe(builtin.delayed_scaling_factory, fp8_dpa=True, fp8_mha=True)
-        assert self._wired(self._attention(recipe, rotary=True)) == {**self.ALL, "qkv output": "-"}
+        assert self._wired(self._attention(recipe, rotary=True)) == {**ALL, "qkv output": "-"}
 
     def test_cross_attention_names_the_query_projection(self):
         recipe = CustomRecipe(builtin.delayed_scaling_factory, fp8_dpa=True, fp8_mha=True)
         module = self._attention(recipe, kind="cross")
-        expected = {**self.ALL, "dpa grad": "linear/grad_output/a.layernorm_linear_q"}
+        expected = {**ALL, "dpa grad": "linear/grad_output/a.layernorm_linear_q"}
         assert self._wired(module) == expected
-        assert _text(module.key_value.output_quantizer_role) == self.ALL["qkv output"]
+        assert _text(module.key_value.output_quantizer_role) == ALL["qkv output"]
 
     def test_custom_recipe_with_fp8_dpa_alone_wires_nothing(self):
         recipe = CustomRecipe(zoo.nvfp4_linear_fp8_dpa_factory, fp8_dpa=True)
-        assert self._wired(self._attention(recipe)) == self.NONE
+        assert self._wired(self._attention(recipe)) == NONE
 
     @pytest.mark.parametrize(
         ("name", "options", "wired"),
@@ -386,14 +397,14 @@ class TestBoundaries:
 
         module = self._attention(getattr(qrole.recipes, name)(**options))
         assert self._wired(module) == {
-            key: role if key in wired else "-" for key, role in self.ALL.items()
+            key: role if key in wired else "-" for key, role in ALL.items()
         }
 
     def test_roles_are_taken_back_outside_autocast(self):
         recipe = CustomRecipe(builtin.delayed_scaling_factory, fp8_dpa=True, fp8_mha=True)
         module = self._attention(recipe)
         module(noise(32, 2, 64, seed=1))
-        assert self._wired(module) == self.NONE
+        assert self._wired(module) == NONE
 
     def test_the_mixed_factory_breaks_under_fp8_mha(self):
         """O then bears the role of proj's input, for which the factory returns NVFP4."""

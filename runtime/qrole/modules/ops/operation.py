@@ -23,11 +23,12 @@ from qrole.modules.base import (
     carry_history,
     delayed_buffers,
 )
+from qrole.modules.extra_state import ExtraState
 from qrole.modules.slots import SlotFacts, describe_slots
 from qrole.quantizers import Quantizer
 from qrole.recipes import DelayedScaling, Recipe
 from qrole.roles import Direction, QuantizerRole, Slot
-from qrole.state import DelayedScalingRecipeState, RecipeState, register
+from qrole.state import DelayedBuffers, DelayedScalingRecipeState, RecipeState, register
 
 __all__ = [
     "MODES",
@@ -63,7 +64,7 @@ class FusibleOperation(nn.Module):
         return run_operations(self.basic_operations, x, extra)
 
 
-class BasicOperation(FusibleOperation):
+class BasicOperation(FusibleOperation, ExtraState):
     """One operation, with quantizer slots or without.
 
     Quantizers are built when it first runs inside `autocast`, and again only for a recipe of
@@ -144,6 +145,7 @@ class BasicOperation(FusibleOperation):
                 carry_history(old, state)
             self._states[mode] = state
             self._quantizers[mode] = self._make_quantizers(state)
+            self.take_over_loaded()
 
     def _make_state(
         self, mode: str, count: int, recipe: Recipe, device: torch.device | None
@@ -180,10 +182,13 @@ class BasicOperation(FusibleOperation):
     def register_buffers(self) -> None:
         """Has the step's end update the buffers of delayed scaling."""
         group = current_autocast().amax_reduction_group
-        for state in self._states.values():
-            buffers = delayed_buffers(state)
-            if buffers is not None:
-                register(buffers, group)
+        for buffers in self.delayed_buffers().values():
+            register(buffers, group)
+
+    @override
+    def delayed_buffers(self) -> dict[str, DelayedBuffers]:
+        found = {mode: delayed_buffers(state) for mode, state in self._states.items()}
+        return {mode: buffers for mode, buffers in found.items() if buffers is not None}
 
     def op_forward(
         self,
