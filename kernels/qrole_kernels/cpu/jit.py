@@ -37,8 +37,6 @@ class KernelFamily:
         self._build = build
         self._parameters = parameters
         self._loaded: dict[tuple[object, ...], Callable[..., None]] = {}
-        # An engine owns the memory that its function lies in.
-        self._engines: list[llvm.ExecutionEngine] = []
         self._lock = threading.Lock()
 
     def __call__(self, *variant: object) -> Callable[..., None]:
@@ -63,8 +61,10 @@ class KernelFamily:
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
         prototype = ctypes.CFUNCTYPE(None, *(_CTYPES[kind] for kind in self._parameters.values()))
-        self._engines.append(engine)
-        return prototype(engine.get_function_address(name))
+        function = prototype(engine.get_function_address(name))
+        # The engine owns the memory that the code lies in.
+        function.engine = engine  # type: ignore[attr-defined]
+        return function
 
     def symbol(self, variant: tuple[object, ...]) -> str:
         """The name under which the variant is compiled and cached."""
