@@ -41,5 +41,9 @@ format: $(VENV)/dev
 bench: $(VENV)/dev
 	$(BIN)/python -m benchmarks
 
+docs: $(VENV)/dev
+	$(BIN)/python docs/generate.py
+	$(BIN)/mkdocs build --strict -q
+
 clean:
 	rm -rf $(VENV) demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -7,6 +7,7 @@ import os
 import pkgutil
 import sys
 import traceback
+import warnings
 from typing import Annotated, Any
 
 import typer
@@ -88,6 +89,7 @@ def _register() -> None:
 
 def run(arguments: list[str] | None = None) -> None:
     """The console script: runs a command and exits with its code."""
+    warnings.showwarning = _show_warning
     sys.exit(invoke(arguments))
 
 
@@ -107,6 +109,11 @@ def invoke(arguments: list[str] | None) -> int:
         _print_internal(error)
         return _INTERNAL
     return 0
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """What Python code warns of, without the place in qrole that says it."""
+    console.warn(str(message))
 
 
 def _print_error(error: QroleError) -> None:

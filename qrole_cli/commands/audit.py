@@ -17,7 +17,7 @@ from qrole_cli.console import Column, OutputFormat, finish, note, show
 from qrole_cli.options import JsonOption, ModelArgument, RemoteCodeOption, complete_factory
 
 if TYPE_CHECKING:
-    from qrole.audit import AuditOptions, AuditReport, FindingGroup
+    from qrole.auditing import AuditOptions, AuditReport, FindingGroup
 
 __all__ = ["register"]
 
@@ -45,7 +45,7 @@ _COLUMNS = (
 
 
 def complete_engine(incomplete: str) -> list[str]:
-    from qrole.audit import Engine
+    from qrole.auditing import Engine
 
     return [name for name in Engine if name.startswith(incomplete)]
 
@@ -117,8 +117,8 @@ def register(app: typer.Typer) -> None:
 
         Example: qrole audit sample_models/mlp.py --factory nvfp4 --target sm_100
         """
-        from qrole.audit import audit_checkpoint, audit_model, load_settings
-        from qrole.audit.settings import parse_engine
+        from qrole.auditing import audit_checkpoint, audit_model, load_settings
+        from qrole.auditing.settings import parse_engine
 
         settings = load_settings()
         options = replace(
@@ -166,7 +166,7 @@ def _directory(model: str) -> Path:
 
 
 def _print(report: AuditReport, output: AuditFormat) -> None:
-    from qrole.audit.output import github_annotations, report_payload, sarif_log
+    from qrole.auditing.output import github_annotations, report_payload, sarif_log
 
     if output is AuditFormat.TABLE:
         _print_groups(report)
@@ -184,7 +184,7 @@ def _print(report: AuditReport, output: AuditFormat) -> None:
 
 def _print_groups(report: AuditReport) -> None:
     """Findings by code, worst first; equal ones once, with their places."""
-    from qrole.audit import group_findings
+    from qrole.auditing import group_findings
 
     last = ""
     for group in group_findings(report.findings):

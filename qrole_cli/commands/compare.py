@@ -21,8 +21,8 @@ from qrole_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from qrole.compare import Gate, Report, Violation
-    from qrole.compare.report import CandidateReport, SensitivityReport
+    from qrole.comparing import Gate, Report, Violation
+    from qrole.comparing.report import CandidateReport, SensitivityReport
 
 __all__ = ["register"]
 
@@ -144,8 +144,8 @@ def register(app: typer.Typer) -> None:
 
         Example: qrole compare sample_models/llama_tiny.py -f mxfp8 -f nvfp4
         """
-        from qrole.compare import DataOptions, judge, load_baseline, load_budgets, named_dtype
-        from qrole.compare import compare as measure
+        from qrole.comparing import DataOptions, judge, load_baseline, load_budgets, named_dtype
+        from qrole.comparing import compare as measure
 
         limits = load_budgets(budgets) if budgets is not None else ()
         before = load_baseline(baseline) if baseline is not None else None
@@ -313,7 +313,7 @@ def _show_training(report: Report, chosen: OutputFormat) -> None:
 
 
 def _write(gate: Gate, save: Path | None, junit: Path | None) -> None:
-    from qrole.compare import write_text
+    from qrole.comparing import write_text
 
     if save is not None:
         text = json.dumps(gate.report.to_json(), indent=1, sort_keys=True, allow_nan=False)
@@ -323,7 +323,7 @@ def _write(gate: Gate, save: Path | None, junit: Path | None) -> None:
 
 
 def _tell_github(gate: Gate, most: int) -> None:
-    from qrole.compare import write_text
+    from qrole.comparing import write_text
 
     for line in gate.annotations(most):
         sys.stderr.write(line + "\n")

@@ -13,7 +13,7 @@ from qrole_cli.options import FormatOption, JsonOption, RemoteCodeOption, chosen
 
 if TYPE_CHECKING:
     from qrole.diff import Change
-    from qrole.plan import Inventory
+    from qrole.plans import Inventory
 
 __all__ = ["register", "show_changes"]
 

@@ -13,7 +13,7 @@ from qrole_cli.console import Column, OutputFormat, show
 from qrole_cli.options import FormatOption, JsonOption, chosen_format
 
 if TYPE_CHECKING:
-    from qrole.audit import Code
+    from qrole.auditing import Code
 
 __all__ = ["register"]
 
@@ -21,7 +21,7 @@ _COLUMNS = (Column("code", style="cyan"), Column("severity"), Column("meaning"))
 
 
 def complete_code(incomplete: str) -> list[str]:
-    from qrole.audit import codes
+    from qrole.auditing import codes
 
     return [name for name in codes() if name.startswith(incomplete.upper())]
 
@@ -50,7 +50,7 @@ def register(app: typer.Typer) -> None:
 
         Example: qrole explain QR304
         """
-        from qrole.audit import codes, documentation, find_code
+        from qrole.auditing import codes, documentation, find_code
 
         if whole:
             sys.stdout.write(documentation())

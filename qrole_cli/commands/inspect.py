@@ -18,7 +18,7 @@ from qrole_cli.options import (
 )
 
 if TYPE_CHECKING:
-    from qrole.plan import Decision, Inventory, Plan
+    from qrole.plans import Decision, Inventory, Plan
     from qrole.roles import Slot
 
 __all__ = ["register"]
@@ -63,7 +63,7 @@ def register(app: typer.Typer) -> None:
         """
         from qrole.api import as_factory
         from qrole.api import inspect as find_slots
-        from qrole.plan import build_plan
+        from qrole.plans import build_plan
 
         inventory = find_slots(model, attention=attention, trust_remote_code=trust_remote_code)
         plan = build_plan(inventory, as_factory(factory)) if factory else None

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from qrole.emitters import EmitOptions, Emitter
     from qrole.errors import QroleError
     from qrole.loading import LoadedModel, load_model
-    from qrole.plan import Decision, Inventory, Plan
+    from qrole.plans import Decision, Inventory, Plan
     from qrole.plugins import Factory, load_factory
     from qrole.quantizers import (
         Float8BlockQuantizer,
@@ -56,7 +56,7 @@ _HOME = {
     "qrole.emitters": ("EmitOptions", "Emitter"),
     "qrole.errors": ("QroleError",),
     "qrole.loading": ("LoadedModel", "load_model"),
-    "qrole.plan": ("Decision", "Inventory", "Plan"),
+    "qrole.plans": ("Decision", "Inventory", "Plan"),
     "qrole.plugins": ("Factory", "load_factory"),
     "qrole.quantizers": (
         "Float8BlockQuantizer",

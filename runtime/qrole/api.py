@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from qrole.emitters import EmitOptions, walk
 from qrole.loading import LoadedModel, load_model
-from qrole.plan import Inventory, Plan, build_plan
+from qrole.plans import Inventory, Plan, build_plan
 from qrole.plugins import Factory, load_factory
 
 if TYPE_CHECKING:

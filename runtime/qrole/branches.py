@@ -2,7 +2,8 @@
 
 A condition is known by the range of source that tests it and the range that runs when it holds.
 Which way it went is read off the instructions that ran, by their source positions, so that one-line
-`if`s, conditional expressions, comprehensions and `match` are seen as well as blocks.
+`if`s, conditional expressions and `match` are seen as well as blocks. What a comprehension filters
+is no branch.
 """
 
 from __future__ import annotations
@@ -11,24 +12,26 @@ import ast
 import bisect
 import dis
 import functools
+import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
+from typing import NamedTuple
 
-__all__ = ["Condition", "Instructions", "Point", "SourceMap", "Unreached"]
+__all__ = ["Condition", "Point", "SourceMap", "Span", "Unreached", "instruction_spans"]
 
 Point = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A half-open range of source, from `start` to `end`, each `(line, column in bytes)`."""
 
     start: Point
     end: Point
 
-    def __contains__(self, point: Point) -> bool:
+    def holds(self, point: Point) -> bool:
+        """Whether a point lies inside."""
         return self.start <= point < self.end
 
 
@@ -42,7 +45,6 @@ class Condition:
         tests: Where it is evaluated.
         body: What runs when it holds.
         inverted: `body` runs when it does not hold (the right side of `or`).
-        filters: It is the `if` of a comprehension, whose rejected items jump back to the loop.
     """
 
     line: int
@@ -50,15 +52,14 @@ class Condition:
     tests: tuple[Span, ...]
     body: Span
     inverted: bool = False
-    filters: bool = False
 
     def tested_at(self, point: Point) -> bool:
         """Whether an instruction at `point` takes part in the test."""
-        return any(point in span for span in self.tests)
+        return any(span.holds(point) for span in self.tests)
 
     def outcome(self, point: Point) -> bool:
         """Which way it went, when `point` ran right after the test."""
-        return (point in self.body) is not self.inverted
+        return self.body.holds(point) is not self.inverted
 
 
 @dataclass(frozen=True)
@@ -126,12 +127,12 @@ class SourceMap:
                         found[number] = node
         return {number: _text(node) for number, node in found.items()}
 
-    def unreached(self, ran: Iterable[Point], exists: Iterable[Point]) -> Iterator[Unreached]:
+    def unreached(self, ran: Iterable[Span], exists: Iterable[Span]) -> Iterator[Unreached]:
         """Code that never ran, outermost blocks only, in functions that did.
 
         Args:
-            ran: Positions of the instructions that ran.
-            exists: Positions of all instructions of the functions that ran.
+            ran: Where the instructions that ran stand.
+            exists: Where all instructions of the functions that ran.
         """
         search = _Search(self, sorted(set(ran)), sorted(set(exists)))
         for node in ast.walk(self.tree):
@@ -148,33 +149,21 @@ _COMPOUND = (*_DEFINITIONS, ast.If, ast.For, ast.While, ast.With, ast.Try, ast.M
 _Located = ast.expr | ast.stmt | ast.pattern
 
 
-@dataclass(frozen=True)
-class Instructions:
-    """What branch tracing knows of the instructions of one code object, by offset divided by two.
+def instruction_spans(code: CodeType) -> tuple[Span | None, ...]:
+    """Where the instructions of a code object stand in the source, by offset divided by two.
 
-    Attributes:
-        positions: Where each starts in the source; None where it stands for no source, or is a
-            conditional jump, whose position differs between Python versions.
-        jumps: Which are unconditional jumps.
+    None where an instruction stands for no source, and for conditional jumps, whose positions
+    differ between Python versions; what runs after them tells which way they went.
     """
-
-    positions: tuple[Point | None, ...]
-    jumps: frozenset[int]
-
-    @classmethod
-    def of(cls, code: CodeType) -> Instructions:
-        """The instructions of a code object."""
-        positions: list[Point | None] = []
-        jumps: set[int] = set()
-        instructions = code.co_code[::2]
-        for i, (line, _, column, _) in enumerate(code.co_positions()):
-            name = dis.opname[instructions[i]]
-            decides = ("JUMP" in name and "_IF_" in name) or name == "NOT_TAKEN"
-            known = line is not None and column is not None and not decides
-            positions.append((line, column) if known else None)  # type: ignore[arg-type]
-            if "JUMP" in name and not decides:
-                jumps.add(i)
-        return cls(tuple(positions), frozenset(jumps))
+    names = [dis.opname[opcode] for opcode in code.co_code[::2]]
+    spans: list[Span | None] = []
+    for name, (line, end_line, column, end) in zip(names, code.co_positions(), strict=True):
+        decides = ("JUMP" in name and "_IF_" in name) or name == "NOT_TAKEN"
+        if line is None or end_line is None or column is None or end is None or decides:
+            spans.append(None)
+        else:
+            spans.append(Span((line, column), (end_line, end)))
+    return tuple(spans)
 
 
 def _span(node: _Located) -> Span:
@@ -205,10 +194,6 @@ def _conditions(tree: ast.Module) -> Iterator[Condition]:
             )
         elif isinstance(node, ast.Match):
             yield from (_case(case) for case in node.cases if not _irrefutable(case))
-        elif isinstance(node, ast.ListComp | ast.SetComp | ast.GeneratorExp):
-            yield from _filters(node.generators, _span(node.elt))
-        elif isinstance(node, ast.DictComp):
-            yield from _filters(node.generators, Span(_span(node.key).start, _span(node.value).end))
         elif isinstance(node, ast.BoolOp) and id(node) not in inside_tests:
             first, rest = node.values[0], node.values[1:]
             body = Span(_span(rest[0]).start, _span(rest[-1]).end)
@@ -220,8 +205,6 @@ def _tests(tree: ast.Module) -> Iterator[ast.expr]:
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.While | ast.IfExp):
             yield node.test
-        elif isinstance(node, ast.comprehension):
-            yield from node.ifs
         elif isinstance(node, ast.match_case) and node.guard is not None:
             yield node.guard
 
@@ -240,20 +223,14 @@ def _irrefutable(case: ast.match_case) -> bool:
     return case.guard is None and isinstance(pattern, ast.MatchAs) and pattern.pattern is None
 
 
-def _filters(generators: list[ast.comprehension], body: Span) -> Iterator[Condition]:
-    for generator in generators:
-        for test in generator.ifs:
-            yield Condition(test.lineno, _text(test), (_span(test),), body, filters=True)
-
-
 @dataclass(frozen=True)
 class _Search:
     source: SourceMap
-    points: list[Point]
-    known: list[Point]
+    spans: list[Span]
+    known: list[Span]
 
     def ran(self, node: _Located) -> bool:
-        return _any_in(self.points, _span(node))
+        return _any_in(self.spans, _span(node))
 
     def exists(self, node: _Located) -> bool:
         """Whether the compiler made any instruction of it; constants and `pass` may have none."""
@@ -300,9 +277,11 @@ class _Why:
     guard: bool = False
 
 
-def _any_in(points: list[Point], span: Span) -> bool:
-    at = bisect.bisect_left(points, span.start)
-    return at < len(points) and points[at] < span.end
+def _any_in(spans: list[Span], outer: Span) -> bool:
+    """Whether one of the sorted spans lies inside; a return can start where its first part does."""
+    at = bisect.bisect_left(spans, (outer.start, outer.start))
+    inside = itertools.takewhile(lambda span: span.start < outer.end, spans[at:])
+    return any(span.end <= outer.end for span in inside)
 
 
 def _children(node: ast.stmt) -> Iterator[tuple[list[ast.stmt], _Why | None]]:

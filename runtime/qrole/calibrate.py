@@ -22,7 +22,7 @@ from qrole.roles import QuantizerRole
 if TYPE_CHECKING:
     import torch
 
-    from qrole.compare.data import DataOptions
+    from qrole.comparing.data import DataOptions
 
 __all__ = [
     "Calibration",
@@ -227,7 +227,7 @@ def calibrate(
         UsageError: There is no data to be had; or an expert saw no token and nothing may stand in.
         ConfigError: A layer that is no expert was not reached.
     """
-    from qrole.compare.data import load_data
+    from qrole.comparing.data import load_data
 
     batches = load_data(model, data)
     rules = tuple(rules)
@@ -284,10 +284,10 @@ def _run(
 ) -> None:
     import torch
 
-    from qrole.compare.outputs import call_model
+    from qrole.comparing.outputs import call_model
     from qrole.emitters import walk
     from qrole.execute import Observer, executing
-    from qrole.plan import build_plan
+    from qrole.plans import build_plan
     from qrole.plugins import Factory
 
     class Watch(Observer):

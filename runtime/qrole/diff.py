@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qrole.api import as_factory
-from qrole.audit.declaration import read_declaration
+from qrole.auditing.declaration import read_declaration
 from qrole.errors import CheckpointError, UsageError
 from qrole.lock import lock_entries, natural_key, read_lock
 from qrole.places import summarize_places
-from qrole.plan import Decision, Inventory, Plan, build_plan
+from qrole.plans import Decision, Inventory, Plan, build_plan
 from qrole.quantizers.base import OperandFormat
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Runs of equal layers as one line: `layers.0-29.mlp.down_proj` for thirty of them."""
+"""Blocks and runs of equal layers: `layers.0-29.mlp.down_proj` stands for thirty of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["Folded", "fold"]
+__all__ = ["Folded", "block_of", "fold"]
 
 T = TypeVar("T")
 _Range = tuple[int, int]
@@ -51,6 +51,19 @@ def fold(
         Folded(_text(parts), tuple(item for _, item in sorted(found, key=lambda pair: pair[0])))
         for parts, _, found in groups
     ]
+
+
+_BLOCK = re.compile(r"^(?P<block>.*?\.\d+)\.(?P<rest>.+)$")
+
+
+def block_of(path: str) -> tuple[str, str]:
+    """The block that a path lies in and its path within: `layers.3`, `mlp.down_proj`.
+
+    A block is what comes before the first number and that number; a path without one is a block of
+    its own, with `""` within.
+    """
+    match = _BLOCK.match(path)
+    return (match["block"], match["rest"]) if match else (path, "")
 
 
 def _merge(

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from qrole.errors import CheckpointError, FactoryError, UsageError
-from qrole.plan import Decision, Plan
+from qrole.plans import Decision, Plan
 from qrole.quantizers.base import Quantizer
 from qrole.roles import Direction, QuantizerRequest, Slot
 

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass
 
-from qrole.plan import Decision, Plan
+from qrole.plans import Decision, Plan
 from qrole.quantizers.base import OperandFormat
 from qrole.roles import Gemm
 

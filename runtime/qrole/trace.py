@@ -16,8 +16,8 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from qrole.branches import Condition, Instructions, Point, SourceMap, Unreached
-from qrole.plan import Origin
+from qrole.branches import Condition, Point, SourceMap, Span, Unreached, instruction_spans
+from qrole.plans import Origin
 from qrole.plugins import Factory
 
 __all__ = ["Tracer"]
@@ -61,8 +61,8 @@ class Tracer:
             source = self._sources[file]
             if source is None or file.startswith(f"{_QROLE}/"):
                 continue
-            ran = [p for code in codes for p in code.ran_at()]
-            exists = [p for code in codes for p in code.instructions.positions if p is not None]
+            ran = [span for code in codes for span in code.ran_at()]
+            exists = [span for code in codes for span in code.spans if span is not None]
             found += source.unreached(ran, exists)
         return tuple(sorted(set(found), key=lambda u: (u.file, u.line, u.why)))
 
@@ -70,7 +70,7 @@ class Tracer:
         """Why the factory could not be watched, after it was called; `""` where it was."""
         if any(code is not None for code in self._codes.values()):
             return ""
-        if self.factory.file is None:
+        if not any(Path(file).is_file() for file in self._own):
             return "its source is not to be had"
         return "no function of its file was entered (a cached or compiled callable)"
 
@@ -93,7 +93,7 @@ class Tracer:
         if file not in self._sources:
             self._sources[file] = SourceMap.read(file)
         source = self._sources[file]
-        return None if source is None else _Code(file, source, Instructions.of(code))
+        return None if source is None else _Code(file, source, instruction_spans(code))
 
     def _origin(self, call: _Call, answer: Any) -> Origin | None:
         """The innermost frame that returned the answer; the conditions of it and its callers."""
@@ -121,22 +121,23 @@ class _Code:
 
     file: str
     source: SourceMap
-    instructions: Instructions
+    spans: tuple[Span | None, ...]
     ran: set[int] = field(default_factory=set)
     _tests: dict[int, tuple[Condition, ...]] = field(default_factory=dict)
 
-    def ran_at(self) -> Iterator[Point]:
+    def ran_at(self) -> Iterator[Span]:
+        """Where the instructions that ran stand."""
         for index in self.ran:
-            point = self.instructions.positions[index]
-            if point is not None:
-                yield point
+            span = self.spans[index]
+            if span is not None:
+                yield span
 
     def tests(self, index: int) -> tuple[Condition, ...]:
         """The conditions that an instruction takes part in testing."""
         if index not in self._tests:
-            point = self.instructions.positions[index]
+            span = self.spans[index]
             self._tests[index] = tuple(
-                c for c in self.source.conditions if point is not None and c.tested_at(point)
+                c for c in self.source.conditions if span is not None and c.tested_at(span.start)
             )
         return self._tests[index]
 
@@ -154,20 +155,19 @@ class _Frame:
 
     def instruction(self, offset: int) -> None:
         index = offset // 2
-        point = self.code.instructions.positions[index]
-        if point is None:
+        span = self.code.spans[index]
+        if span is None:
             return
         self.code.ran.add(index)
         if self.previous is not None and (tested := self.code.tests(self.previous)):
-            self._leave(tested, index, point)
+            self._leave(tested, index, span.start)
         self.previous = index
 
     def _leave(self, tested: tuple[Condition, ...], index: int, point: Point) -> None:
         still = self.code.tests(index)
         for condition in tested:
             if condition not in still:
-                rejected = condition.filters and index in self.code.instructions.jumps
-                self._decided(condition, condition.outcome(point) and not rejected)
+                self._decided(condition, condition.outcome(point))
 
     def _decided(self, condition: Condition, held: bool) -> None:
         self.outcomes.pop(condition, None)

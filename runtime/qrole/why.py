@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from qrole.api import as_factory, inspect
 from qrole.errors import UnknownNameError
 from qrole.factories.rules import Facts, Rule, RulesFactory
-from qrole.plan import Decision, Plan, build_plan
+from qrole.plans import Decision, Plan, build_plan
 from qrole.plugins import Factory
 from qrole.trace import Tracer
 

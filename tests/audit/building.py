@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qrole.audit import AuditOptions, AuditReport, audit_checkpoint, audit_model
+from qrole.auditing import AuditOptions, AuditReport, audit_checkpoint, audit_model
 
 Run = Callable[[Path], AuditReport]
 

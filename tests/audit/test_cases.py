@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from qrole.audit import AuditReport, Severity, codes
+from qrole.auditing import AuditReport, Severity, codes
 from tests.audit import cases
 from tests.audit.building import Case
 

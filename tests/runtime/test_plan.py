@@ -7,7 +7,7 @@ from torch import nn
 
 from qrole.emitters import linear_slots, walk_module
 from qrole.errors import FactoryError, NothingMatchedError, UnknownNameError
-from qrole.plan import Inventory, build_plan
+from qrole.plans import Inventory, build_plan
 from qrole.plugins import Factory
 from qrole.quantizers import IdentityQuantizer
 from qrole.roles import DelayedScalingRequest

@@ -15,7 +15,7 @@ from qrole.emitters import linear_slots
 from qrole.errors import ConfigError, UsageError
 from qrole.factories.patterns import NamePattern, ShapePattern
 from qrole.factories.rules import RulesFactory, rule_uses, unclaimed
-from qrole.plan import Inventory, Origin, Plan, build_plan
+from qrole.plans import Inventory, Origin, Plan, build_plan
 from qrole.plugins import Factory, load_factory
 from qrole.quantizers import HybridQuantizer, IdentityQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from qrole.roles import DelayedScalingRequest, QuantizerRole

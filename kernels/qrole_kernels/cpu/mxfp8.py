@@ -15,7 +15,7 @@ from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.pieces import Piece, for_each_piece
 from qrole_kernels.cpu.rounding import e8m0_reciprocal, e8m0_up, fp8_codes
 from qrole_kernels.cpu.simd import F32, I8, I16, I32, PTR, Value, lanes, maximum, select
-from qrole_kernels.cpu.sink import SINKS, decode_e8m0, decode_fp8_pair
+from qrole_kernels.cpu.sink import SINKS, byte_pair, decode_e8m0, decode_fp8_pair
 from qrole_kernels.cpu.source import AHEAD, F32_INF, SOURCES, VECTOR
 from qrole_kernels.formats import ElementFormat, fp8_format
 
@@ -108,8 +108,7 @@ def dequantize_mxfp8_columns(k: Kernel, element: str, dtype: str) -> None:
     inputs = [compact(k, "data", 1, 1), compact(k, "scale", 1, 1, BLOCK)]
     walk = Walk(k, VECTOR, inputs, [compact(k, "out", 1, sink.nbytes)])
     with walk.rows() as row, walk.groups(row) as (data, scales, out):
-        codes = scales.start.load(lanes(I16, 16)).widen(I32)
-        even_factor, odd_factor = decode_e8m0(codes & 0xFF), decode_e8m0(codes >> 8)
+        even_factor, odd_factor = (decode_e8m0(codes) for codes in byte_pair(scales.start))
         even, odd = decode_fp8_pair(data.start, form)
         sink.store(out.start, even_factor * even, odd_factor * odd)
 

@@ -15,9 +15,9 @@ from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.pieces import Matrix, Piece, for_each_piece
-from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp4_codes, saturate_code
+from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp4_codes, fp4_codes_stochastic, saturate_code
 from qrole_kernels.cpu.simd import F32, I8, I32, I64, PTR, Value, lanes, minimum, select
-from qrole_kernels.cpu.sink import SINKS, decode, decode_fp4_pair
+from qrole_kernels.cpu.sink import SINKS, byte_pair, decode, decode_fp4_pair
 from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR
 from qrole_kernels.formats import E4M3
 
@@ -33,12 +33,16 @@ what an amax maps to, 6 times the largest block scale."""
 _FACTOR_OF_LANE = [0] * 8 + [1] * 8
 
 
-@kernel(src=PTR, **AMAX, out=PTR, scale=PTR, **MATRIX)
-def quantize_nvfp4(k: Kernel, dtype: str, block_rows: int) -> None:
-    """Blocks of (block_rows, 16), block_rows 1 or 16; every row gets the scales of its blocks."""
+@kernel(src=PTR, **AMAX, random=PTR, out=PTR, scale=PTR, **MATRIX)
+def quantize_nvfp4(k: Kernel, dtype: str, block_rows: int, stochastic: bool) -> None:
+    """Blocks of (block_rows, 16), block_rows 1 or 16; every row gets the scales of its blocks.
+
+    `random` has a byte per element and is read for stochastic rounding only.
+    """
     source = SOURCES[dtype]
+    inputs = [matrix(k, source.nbytes), *([compact(k, "random", 1, 1)] if stochastic else [])]
     outputs = [compact(k, "out", 2, 1), compact(k, "scale", BLOCK, 1)]
-    walk = Walk(k, GROUP, [matrix(k, source.nbytes)], outputs, block_rows)
+    walk = Walk(k, GROUP, inputs, outputs, block_rows)
     ahead = AHEAD if block_rows == 1 else GROUP * source.nbytes
     factors = k.scratch(64)
 
@@ -46,7 +50,7 @@ def quantize_nvfp4(k: Kernel, dtype: str, block_rows: int) -> None:
         lines = walk.lines(row)
         s_enc = encode_scale(k, row)
         s_dec = 1.0 / s_enc
-        with walk.groups(row) as (src, codes, scales):
+        with walk.groups(row) as (src, *random, codes, scales):
             amax = block_amax(k, source, src, STEPS, None if block_rows == 1 else lines)
             scale = minimum(amax * (s_enc * (1 / 6)).splat(16), FLOAT32_MAX)
             scale_codes = e4m3_codes(scale)
@@ -58,8 +62,13 @@ def quantize_nvfp4(k: Kernel, dtype: str, block_rows: int) -> None:
                     address = src.line(line).at(i * source.vector_nbytes)
                     source.prefetch(address.at(ahead))
                     two = factors.at(i * 8).load(lanes(F32, 2)).take(_FACTOR_OF_LANE)
-                    place = codes.line(line).at(i * (VECTOR // 2))
-                    place.store(fp4_codes(source.pair(address), two))
+                    pair = source.pair(address)
+                    if stochastic:
+                        halves = byte_pair(random[0].line(line).at(i * VECTOR))
+                        found = fp4_codes_stochastic(pair, two, halves)
+                    else:
+                        found = fp4_codes(pair, two)
+                    codes.line(line).at(i * (VECTOR // 2)).store(found)
 
 
 def encode_scale(k: Kernel, row: Value) -> Value:
@@ -107,18 +116,20 @@ def host_quantize_nvfp4(
     out: int,
     out_scale: int,
     *,
+    random_bits: int = 0,
     col_stride: int = 1,
     threads: int = 0,
 ) -> None:
     """Quantize in blocks of (block_rows, 16), block_rows 1 or 16, under one amax.
 
-    `out` packed (rows, ceil(cols / 2)), `out_scale` E4M3 (rows, ceil(cols / 16)).
+    `out` packed (rows, ceil(cols / 2)), `out_scale` E4M3 (rows, ceil(cols / 16)); `random_bits`
+    (rows, cols) bytes for stochastic rounding, 0 for none.
     """
     x = high_precision(src, dtype, rows, cols, row_stride, col_stride)
     check_choice("block_rows", block_rows, BLOCK_ROWS)
     given = ctypes.c_float(amax)
     _quantize(
-        x, dtype, (ctypes.addressof(given), 0), block_rows, e4m3_max, (out, out_scale), threads
+        x, dtype, (ctypes.addressof(given), 0), block_rows, e4m3_max, (random_bits, out, out_scale), threads
     )
 
 
@@ -133,12 +144,13 @@ def host_quantize_nvfp4_rows(
     out: int,
     out_scale: int,
     *,
+    random_bits: int = 0,
     col_stride: int = 1,
     threads: int = 0,
 ) -> None:
     """The same in blocks of (1, 16), with one amax per row: fp32 (rows,) at address `amax`."""
     x = high_precision(src, dtype, rows, cols, row_stride, col_stride)
-    _quantize(x, dtype, (amax, 4), 1, e4m3_max, (out, out_scale), threads)
+    _quantize(x, dtype, (amax, 4), 1, e4m3_max, (random_bits, out, out_scale), threads)
 
 
 def _quantize(
@@ -147,17 +159,17 @@ def _quantize(
     amax: tuple[int, int],
     block_rows: int,
     e4m3_max: int,
-    outputs: tuple[int, int],
+    places: tuple[int, int, int],
     threads: int,
 ) -> None:
     check_choice("e4m3_max", e4m3_max, E4M3_MAX)
-    kernel = quantize_nvfp4(dtype, block_rows)
-    (address, step), (out, scale) = amax, outputs
+    (address, step), (random, out, scale) = amax, places
+    kernel = quantize_nvfp4(dtype, block_rows, random != 0)
 
     def work(p: Piece) -> None:
         full = address + step * p.first_row, step, 6.0 * e4m3_max
-        places = p.at(out, 2, 1), p.at(scale, BLOCK, 1)
-        kernel(p.address, *full, *places, p.rows, p.cols, p.row_stride)
+        tensors = p.at(random, 1, 1), p.at(out, 2, 1), p.at(scale, BLOCK, 1)
+        kernel(p.address, *full, *tensors, p.rows, p.cols, p.row_stride)
 
     for_each_piece(work, x, block_rows, None if step else BLOCK, threads)
 

@@ -55,8 +55,35 @@ def join_codes(even: Value, odd: Value) -> Value:
 
 def fp4_codes(pair: Pair, factor: Value) -> Value:
     """Packed FP4 codes (16 bytes) of elements times a positive finite factor (16 x fp32)."""
-    even = saturate_code(pair.even * factor, E2M1)
-    odd = saturate_code(pair.odd * factor, E2M1)
+    even, odd = (saturate_code(half * factor, E2M1) for half in (pair.even, pair.odd))
+    return join_nibbles(pair, even, odd)
+
+
+def fp4_codes_stochastic(pair: Pair, factor: Value, random: tuple[Value, Value]) -> Value:
+    """The same, rounded up or down by random bytes, those of even and of odd elements."""
+    halves = zip((pair.even, pair.odd), random, strict=True)
+    even, odd = (stochastic_e2m1(half * factor, bits) for half, bits in halves)
+    return join_nibbles(pair, even, odd)
+
+
+def stochastic_e2m1(magnitude: Value, random: Value) -> Value:
+    """E2M1 codes: `random`/256 of a grid step is added (the product is exact), then truncated."""
+    _, step = _e2m1_grid(magnitude)
+    raised = minimum(magnitude + random.to_f32() * (step * (1 / 256)), 8.0)
+    first, step = _e2m1_grid(raised)
+    return minimum((raised / step).truncate() + first, E2M1.max_code)
+
+
+def _e2m1_grid(magnitude: Value) -> tuple[Value, Value]:
+    """What a multiple of the step adds up to a code with, and the step, by the magnitude."""
+    from_two, from_four = magnitude >= 2.0, magnitude >= 4.0
+    step = select(from_four, 2.0, select(from_two, 1.0, magnitude.like(0.5)))
+    bits = magnitude.bits()
+    return select(from_four, 4, select(from_two, 2, bits.like(0))), step
+
+
+def join_nibbles(pair: Pair, even: Value, odd: Value) -> Value:
+    """Packs codes of magnitudes (16 x i32 each) with the signs of the elements."""
     # NaN saturates to the code that it is cast to; only its sign has to go.
     signs = select(pair.is_nan(), 0, pair.top).as_type(lanes(I32, 16))
     codes = even | (odd << 4) | ((signs >> 12) & 0x8) | ((signs >> 24) & 0x80)

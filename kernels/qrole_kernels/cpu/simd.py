@@ -157,6 +157,10 @@ class Value:
         """Signed integers converted to fp32."""
         return Value(self.builder, self.builder.sitofp(self.ir, self._with_element(F32)))
 
+    def truncate(self) -> Value:
+        """fp32 cut to signed 32-bit integers, which it must fit."""
+        return Value(self.builder, self.builder.fptosi(self.ir, self._with_element(I32)))
+
     def narrow(self, element: ir.Type) -> Value:
         """The low bits of every lane."""
         return Value(self.builder, self.builder.trunc(self.ir, self._with_element(element)))

@@ -67,10 +67,16 @@ def _f16_bits(value: Value) -> Value:
 SINKS: dict[str, Sink] = {"f32": _F32(), "bf16": _Bf16(), "f16": _F16()}
 
 
+def byte_pair(address: Pointer) -> tuple[Value, Value]:
+    """32 bytes in 32-bit lanes, the even and the odd ones."""
+    words = address.load(lanes(I16, 16)).widen(I32)
+    return words & 0xFF, words >> 8
+
+
 def decode_fp8_pair(address: Pointer, form: ElementFormat) -> tuple[Value, Value]:
     """The values of 32 codes, the even and the odd ones."""
-    words = address.load(lanes(I16, 16)).widen(I32)
-    return decode(words & 0xFF, form), decode(words >> 8, form)
+    even, odd = byte_pair(address)
+    return decode(even, form), decode(odd, form)
 
 
 def decode_fp4_pair(address: Pointer) -> tuple[Value, Value]:

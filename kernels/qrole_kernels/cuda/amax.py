@@ -53,7 +53,7 @@ def amax_kernel(
 
 def _reduce(x: Tensor, out: Tensor, per_row: bool) -> Tensor:
     architecture(x.device)
-    tile = Tile(128, 16) if column_major(x) else Tile(8, 256)
+    tile = Tile(128, 16) if column_major(x) else Tile(16, 128)
     launch(
         amax_kernel,
         Tile(tile.rows, tile.cols * TILES).programs(*x.shape),

@@ -11,13 +11,17 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.runtime.cache import get_cache_manager
 
+from qrole_kernels.cuda.catalog import calls_for
 from qrole_kernels.cuda.launch import Argument, Launch, record
 from qrole_kernels.errors import KernelError
 
@@ -38,7 +42,8 @@ _RESOURCE = re.compile(r"\b(REG|STACK|LOCAL):(\d+)")
 class MachineCode:
     """One compiled kernel.
 
-    `registers` is per thread; `stack` and `local` are bytes per thread, `shared` bytes per program.
+    `sass` lists the machine instructions. `registers` is per thread; `stack` and `local` are bytes
+    per thread, `shared` bytes per program.
     """
 
     kernel: str
@@ -64,8 +69,20 @@ class MachineCode:
         return len(re.findall(pattern, self.ptx))
 
 
-def compile_calls(call: Callable[[], object], arch: int) -> list[MachineCode]:
+def compile_named(name: str, arch: int, fp_fusion: bool = False) -> list[MachineCode]:
+    """Compile the kernels of a call of the catalog; see `compile_call`."""
+    return compile_call(calls_for(arch)[name], arch, fp_fusion)
+
+
+def compile_call(
+    call: Callable[[], object], arch: int, fp_fusion: bool = False
+) -> list[MachineCode]:
     """Compile all kernels that `call` would launch on compute capability `arch` (90 for 9.0).
+
+    Args:
+        call: Calls functions of this package, on tensors of any device.
+        arch: 10 * major + minor.
+        fp_fusion: Contract products and sums into fused multiply-adds, which no launch here does.
 
     Raises:
         KernelError: triton's interpreter is on, so that there is nothing to compile.
@@ -78,29 +95,24 @@ def compile_calls(call: Callable[[], object], arch: int) -> list[MachineCode]:
         )
     with record(arch) as recording:
         call()
-    return [compile_launch(launch, arch) for launch in recording.launches]
+    return [_compile(launch, arch, fp_fusion) for launch in recording.launches]
 
 
-def compile_launch(launch: Launch, arch: int) -> MachineCode:
-    """Compile one recorded launch for compute capability `arch`."""
+def _compile(launch: Launch, arch: int, fp_fusion: bool) -> MachineCode:
     source = ASTSource(launch.kernel, *_specialization(launch))
     options = {
         "num_warps": launch.num_warps,
         "num_stages": launch.num_stages,
-        "enable_fp_fusion": False,
+        "enable_fp_fusion": fp_fusion,
     }
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
-        cubin.write(compiled.asm["cubin"])
-        cubin.flush()
-        usage = _run(triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", cubin.name)
-        sass = _run(triton.knobs.nvidia.nvdisasm.path, cubin.name)
-    resources = {name: int(value) for name, value in _RESOURCE.findall(usage)}
+    listing = _disassemble(compiled)
+    resources = {name: int(value) for name, value in _RESOURCE.findall(listing)}
     return MachineCode(
         kernel=launch.kernel.__name__,
         arch=arch,
         ptx=compiled.asm["ptx"],
-        sass=sass,
+        sass=listing,
         registers=resources["REG"],
         stack=resources["STACK"],
         local=resources["LOCAL"],
@@ -135,5 +147,19 @@ def _type_name(value: Argument) -> str:
     return "i32" if -(2**31) <= value < 2**31 else "i64"
 
 
-def _run(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def _disassemble(compiled: Any) -> str:
+    """Resource usage and machine instructions, kept beside the binary in triton's cache."""
+    cache = get_cache_manager(compiled.hash)
+    name = f"{compiled.name}.sass"
+    kept = cache.get_file(name)
+    if kept is not None:
+        return Path(kept).read_text()
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
+        cubin.write(compiled.asm["cubin"])
+        cubin.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", "--dump-sass"]
+        listing = subprocess.run(
+            [*command, cubin.name], capture_output=True, text=True, check=True
+        ).stdout
+    cache.put(listing, name)
+    return listing

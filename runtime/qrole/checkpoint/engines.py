@@ -14,7 +14,7 @@ from qrole.checkpoint.layers import Layer, Selection
 from qrole.checkpoint.source import Source
 from qrole.errors import UnknownNameError, UsageError
 
-__all__ = ["ENGINES", "Level", "Verdict", "check_engines", "verdicts"]
+__all__ = ["ENGINES", "Level", "Verdict", "check_engines", "scheme_level", "verdicts"]
 
 
 class Level(StrEnum):
@@ -210,3 +210,15 @@ def _mixed(
             yield _no("takes mixed precision without NVFP4 layers for w4afp8"), everything
         elif schemes.keys() & {"mxfp8", "fp8_block"}:
             yield _limited("maps the scale names of some models only"), everything
+
+
+def scheme_level(engine: str, layout: str, scheme: str) -> Level:
+    """Whether an engine loads layers of one scheme, whatever else the checkpoint holds.
+
+    Raises:
+        UnknownNameError: There is no such engine.
+    """
+    if engine not in ENGINES:
+        raise UnknownNameError("engine", engine, ENGINES)
+    entry = _TABLE.get(layout, {}).get(scheme)
+    return entry[list(ENGINES).index(engine)][0] if entry else Level.NO

@@ -17,7 +17,7 @@ from qrole.errors import UsageError
 from qrole.loading import LoadedModel, load_model
 
 if TYPE_CHECKING:
-    from qrole.compare.data import DataOptions
+    from qrole.comparing.data import DataOptions
 
 __all__ = ["CalibrationOptions", "InputRanges", "input_ranges"]
 
@@ -49,7 +49,7 @@ class CalibrationOptions:
     @property
     def data_options(self) -> DataOptions:
         """What the data loader takes."""
-        from qrole.compare.data import DataOptions
+        from qrole.comparing.data import DataOptions
 
         return DataOptions(self.data, self.samples, self.seq_len, self.batch_size)
 

@@ -23,7 +23,7 @@ from qrole.checkpoint.units import Unit, plan_units
 from qrole.emitters.tensors import walk_tensors
 from qrole.errors import ConfigError, UnknownNameError, UsageError
 from qrole.loading import LoadedModel, load_model
-from qrole.plan import Inventory, Plan, build_plan
+from qrole.plans import Inventory, Plan, build_plan
 from qrole.plugins import Factory, load_factory
 
 __all__ = ["ApplyOptions", "Job", "prepare"]

@@ -13,7 +13,7 @@ from qrole.checkpoint.layers import Kept, Layer, Selection
 from qrole.checkpoint.schemes import scheme_of, weight_format
 from qrole.checkpoint.source import FLOATS, Source, SourceTensor
 from qrole.errors import ConfigError, NothingMatchedError
-from qrole.plan import Decision, Plan
+from qrole.plans import Decision, Plan
 
 __all__ = ["select"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from qrole.emitters.base import EmitOptions, Emitter, class_name
 from qrole.emitters.tensors import walk_tensors
 from qrole.loading import LoadedModel
-from qrole.plan import Inventory, Uncovered
+from qrole.plans import Inventory, Uncovered
 from qrole.plugins import load_emitters
 from qrole.roles import Slot
 

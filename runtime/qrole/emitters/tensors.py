@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from qrole.emitters.base import linear_slots
-from qrole.plan import Inventory, Uncovered
+from qrole.plans import Inventory, Uncovered
 from qrole.roles import Slot
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from qrole.plan import Decision, Plan
+from qrole.plans import Decision, Plan
 
 if TYPE_CHECKING:
     import torch

@@ -17,7 +17,7 @@ from torch import nn
 from qrole import gemm
 from qrole.autocast import autocast
 from qrole.execute.state import PlanState, copied
-from qrole.plan import Plan
+from qrole.plans import Plan
 from qrole.quantizers.tensor import QuantizedTensor
 from qrole.roles import Direction, Gemm, Slot
 

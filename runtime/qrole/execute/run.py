@@ -20,7 +20,7 @@ from qrole.execute.own_modules import own_modules, running_own_modules
 from qrole.execute.products import Call, quantized_linear
 from qrole.execute.state import PlanState
 from qrole.execute.weights import WeightCache
-from qrole.plan import Plan
+from qrole.plans import Plan
 from qrole.quantizers.tensor import QuantizedTensor
 from qrole.roles import Gemm, Slot
 from qrole.state import register, update_delayed_scaling

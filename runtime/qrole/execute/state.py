@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from qrole.plan import Decision, Plan
+from qrole.plans import Decision, Plan
 from qrole.quantizers.base import Quantizer
 from qrole.recipes import CustomRecipe
 from qrole.roles import Direction, Slot

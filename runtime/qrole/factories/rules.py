@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qrole.factories.patterns import NamePattern, ShapePattern
-from qrole.plan import Observer, Origin, Plan
+from qrole.plans import Observer, Origin, Plan
 from qrole.quantizers.identity import IdentityQuantizer
 from qrole.roles import Direction, QuantizerRole, Slot
 

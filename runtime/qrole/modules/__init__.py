@@ -9,13 +9,14 @@ from qrole.modules.attention import (
     RotaryPositionEmbedding,
     apply_rotary_pos_emb,
 )
-from qrole.modules.base import MissingRoleWarning, QuantizedModule, StaleQuantizersWarning
+from qrole.modules.base import MissingRoleWarning, QuantizedModule
 from qrole.modules.grouped_linear import GroupedLinear
 from qrole.modules.layernorm_linear import LayerNormLinear
 from qrole.modules.layernorm_mlp import LayerNormMLP
 from qrole.modules.linear import Linear
 from qrole.modules.norm import LayerNorm, RMSNorm
 from qrole.modules.padding import Fp8Padding, Fp8Unpadding, get_align_size_for_quantization
+from qrole.modules.rebuild import RoleCountError, StaleQuantizersWarning
 from qrole.modules.slots import EmitsSlots, SlotFacts
 from qrole.modules.transformer import TransformerLayer
 
@@ -33,6 +34,7 @@ __all__ = [
     "MultiheadAttention",
     "QuantizedModule",
     "RMSNorm",
+    "RoleCountError",
     "RotaryPositionEmbedding",
     "SlotFacts",
     "StaleQuantizersWarning",

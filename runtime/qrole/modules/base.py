@@ -19,38 +19,23 @@ from typing_extensions import override
 from qrole.autocast import current_autocast
 from qrole.errors import ConfigError
 from qrole.modules.extra_state import ExtraState
+from qrole.modules.rebuild import (
+    RoleCountError,
+    StaleQuantizersWarning,
+    buffers_of,
+    carry_history,
+    serves,
+)
 from qrole.modules.slots import SlotFacts, describe_slots
 from qrole.quantizers import QuantizedTensor, Quantizer
-from qrole.recipes import CustomRecipe, DelayedScaling, Recipe
+from qrole.recipes import CustomRecipe, Recipe
 from qrole.roles import Direction, QuantizerRole, Slot
-from qrole.state import (
-    CustomRecipeState,
-    DelayedBuffers,
-    DelayedScalingRecipeState,
-    RecipeState,
-    register,
-)
+from qrole.state import DelayedBuffers, RecipeState, register
 
-__all__ = [
-    "MissingRoleWarning",
-    "QuantizedModule",
-    "RoleCountError",
-    "StaleQuantizersWarning",
-    "carry_history",
-    "default_name",
-    "delayed_buffers",
-]
+__all__ = ["MissingRoleWarning", "QuantizedModule", "default_name"]
 
 _count = itertools.count(1)
 _KEYS = {True: "scaling_fwd", False: "scaling_bwd"}
-
-
-class StaleQuantizersWarning(UserWarning):
-    """A role or factory changed, and TransformerEngine would go on with the old quantizers."""
-
-
-class RoleCountError(ConfigError, AssertionError):
-    """A module gives another number of roles than it has slots; TransformerEngine asserts it."""
 
 
 class MissingRoleWarning(UserWarning):
@@ -60,13 +45,6 @@ class MissingRoleWarning(UserWarning):
 def default_name(name: str | None) -> str:
     """`name`, or `Layer_N` with N from a counter of the process, as TransformerEngine names."""
     return f"Layer_{next(_count)}" if name is None else name
-
-
-def delayed_buffers(state: RecipeState | None) -> DelayedBuffers | None:
-    """The delayed-scaling buffers behind a state; None where it has none."""
-    if isinstance(state, CustomRecipeState):
-        state = state.delayed
-    return state.buffers if isinstance(state, DelayedScalingRecipeState) else None
 
 
 class QuantizedModule(ExtraState, ABC):
@@ -191,7 +169,7 @@ class QuantizedModule(ExtraState, ABC):
         A state that is replaced hands its delayed-scaling buffers on.
         """
         old: RecipeState | None = self.fp8_meta.get(_KEYS[fwd])
-        if self.fp8_meta_tensors_initialized and old is not None and _serves(old, recipe):
+        if self.fp8_meta_tensors_initialized and old is not None and serves(old, recipe):
             return
         new = self._make_state(fwd, recipe)
         if old is not None:
@@ -206,11 +184,9 @@ class QuantizedModule(ExtraState, ABC):
         num_quantizers = len(self.slot_facts[0 if fwd else 1])
         roles = self.get_quantizer_roles(fwd=fwd, num_quantizers=num_quantizers)
         if roles is not None and len(roles) != num_quantizers:
+            mode = "forward" if fwd else "backward"
             raise RoleCountError(
-                f"{type(self).__name__} {self.name!r} gives {len(roles)} roles for "
-                f"{num_quantizers} {'forward' if fwd else 'backward'} slots",
-                expected="Recipe roles must match number of quantizers",
-                hint="return one role, or None, per slot from get_quantizer_roles()",
+                f"{type(self).__name__} {self.name!r}", len(roles), num_quantizers, mode
             )
         return RecipeState.create(
             recipe,
@@ -229,7 +205,7 @@ class QuantizedModule(ExtraState, ABC):
             "forward": self.fp8_meta.get(_KEYS[True]),
             "backward": self.fp8_meta.get(_KEYS[False]),
         }
-        found = {mode: delayed_buffers(state) for mode, state in states.items()}
+        found = {mode: buffers_of(state) for mode, state in states.items()}
         return {mode: buffers for mode, buffers in found.items() if buffers is not None}
 
     def _warn_of_stale_quantizers(self, recipe: Recipe) -> None:
@@ -305,34 +281,6 @@ class QuantizedModule(ExtraState, ABC):
 
     def backward_dw(self) -> None:
         """Does nothing: weight gradients are there when the backward pass ends."""
-
-
-def _serves(state: RecipeState, recipe: Recipe) -> bool:
-    """Whether a state's quantizers are kept for a recipe, by TransformerEngine's rules."""
-    if recipe.custom():
-        return state.recipe is recipe
-    if recipe.kind != state.recipe.kind:
-        return False
-    if isinstance(recipe, DelayedScaling) and isinstance(state, DelayedScalingRecipeState):
-        return recipe.amax_history_len == state.amax_history.shape[0]
-    return True
-
-
-def carry_history(old: RecipeState, new: RecipeState) -> None:
-    """Has a state go on where the one that it replaces stopped.
-
-    Delayed-scaling buffers are handed on; where the length of the amax history changed, scales and
-    the latest steps are copied.
-    """
-    if new.inherit_state_from(old):
-        return
-    before, after = delayed_buffers(old), delayed_buffers(new)
-    if before is None or after is None or before.dtype is not after.dtype:
-        return
-    if before.scale.shape == after.scale.shape:
-        rows = min(len(before.amax_history), len(after.amax_history))
-        after.scale.copy_(before.scale)
-        after.amax_history[:rows].copy_(before.amax_history[:rows])
 
 
 def _warn_of_other_class(old: Recipe | None, new: Recipe) -> None:

@@ -64,6 +64,8 @@ def fake_quantize(
         grad_quantizer: Rounds the gradient; None leaves it.
         carry: Results carry their quantized form, so that the next module does not quantize again.
     """
+    if quantizer is None and grad_quantizer is None:
+        return x
     result: Tensor = _FakeQuantize.apply(x, quantizer, grad_quantizer, carry)  # type: ignore[no-untyped-call]
     form = quantized_form(x)
     return attach_quantized(result, form) if form is not None and carry else result

@@ -84,11 +84,13 @@ class _QuantizedLinear(torch.autograd.Function):
         bias: Tensor | None,
         quantizers: LinearQuantizers,
         weight_operand: Operand | None,
+        recording: bool,
     ) -> Tensor:
         ctx.quantizers, ctx.dtype, ctx.shape = quantizers, x.dtype, x.shape
-        dx_wanted, dw_wanted = ctx.needs_input_grad[:2]
+        wanted = [needed and recording for needed in ctx.needs_input_grad[:3]]
+        dx_wanted, dw_wanted, _ = wanted
         keep = quantizers.backward_override is None
-        ctx.ends_step = quantizers.input is not None and _runs_backward(ctx) and is_first_module()
+        ctx.ends_step = quantizers.input is not None and any(wanted) and is_first_module()
         x_op = _operand(_matrix(x), quantizers.input, rowwise=True, columnwise=dw_wanted and keep)
         w_op = weight_operand
         if w_op is None:
@@ -129,11 +131,7 @@ class _QuantizedLinear(torch.autograd.Function):
                 dw = gemm.wgrad(dy_op, ctx.x_op, out_dtype=ctx.dtype)
         if ctx.ends_step:
             update_delayed_scaling(forward=False)
-        return dx, dw, db, None, None
-
-
-def _runs_backward(ctx: Any) -> bool:
-    return any(ctx.needs_input_grad[:3])
+        return dx, dw, db, None, None, None
 
 
 def calibrate(*seen: tuple[Tensor, Quantizer]) -> None:
@@ -167,6 +165,11 @@ def quantized_linear(
         OperandError: Two operands of one GEMM are of formats that cannot meet.
     """
     result: Tensor = _QuantizedLinear.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, quantizers or LinearQuantizers(), weight_operand
+        x,
+        weight,
+        bias,
+        quantizers or LinearQuantizers(),
+        weight_operand,
+        torch.is_grad_enabled(),
     )
     return result

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from qrole.errors import NothingMatchedError, UsageError
+from qrole.folding import block_of
 
 __all__ = ["Cell", "View", "build_view"]
 
-_BLOCK = re.compile(r"^(?P<stack>.*?)\.(?P<index>\d+)\.(?P<kind>.+)$")
 _SCHEMA = re.compile(r"^qrole\.(?P<command>\w+)/(?P<version>\d+)$")
 
 #: Metrics of the heat map: name in the JSON, label, whether larger is better.
@@ -164,11 +164,8 @@ def _facts(
 
 def place(module: str, group: str = "") -> tuple[str, str]:
     """Row and column of a module on the map: its block, and its path within the block."""
-    path = f"{module}.{group}" if group else module
-    match = _BLOCK.match(path)
-    if match is None:
-        return path or ".", "(no block)"
-    return f"{match['stack']}.{match['index']}", match["kind"]
+    block, within = block_of(f"{module}.{group}" if group else module)
+    return block or ".", within or "(no block)"
 
 
 def _cells(candidate: dict[str, Any]) -> list[Cell]:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from qrole.checkpoint.fused import fused_groups
-from qrole.plan import Decision, Inventory, Plan
+from qrole.plans import Decision, Inventory, Plan
 
-__all__ = ["Unit", "mix", "units_of"]
+__all__ = ["Layer", "Unit", "mix", "tied_to", "units_of"]
 
 Layer = tuple[str, str]
 
@@ -41,7 +41,8 @@ def units_of(inventory: Inventory) -> list[Unit]:
         if slot.operand == "weight" and slot.shape is not None and slot.consumed:
             sizes[slot.module, slot.group] = math.prod(slot.shape) * slot.copies
     fused = fused_groups(module for module, group in sizes if not group)
-    units, done = [], set()
+    units: list[Unit] = []
+    done: set[Layer] = set()
     for layer in sizes:
         if layer in done:
             continue
@@ -50,6 +51,22 @@ def units_of(inventory: Inventory) -> list[Unit]:
         done.update(members)
         units.append(Unit(_name(members), members, sum(sizes[m] for m in members)))
     return units
+
+
+def tied_to(unit: Unit, inventory: Inventory) -> str:
+    """A tensor that a unit's weight is tied to and that no slot quantizes; `""` for none.
+
+    Such a weight, mostly an output head's, cannot be stored in another format than its twin.
+    """
+    own = {
+        name
+        for slot in inventory.slots
+        if (slot.module, slot.group) in unit.layers
+        for name in slot.parameters
+    }
+    twins = {name for group in inventory.tied if own & set(group) for name in group} - own
+    covered = {name for slot in inventory.slots for name in slot.parameters}
+    return min(twins - covered, default="")
 
 
 def _name(layers: Sequence[Layer]) -> str:

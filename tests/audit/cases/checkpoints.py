@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from qrole.audit import Engine
+from qrole.auditing import Engine
 from tests.audit.building import (
     FP8_GROUP,
     MXFP8_GROUP,

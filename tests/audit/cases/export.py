@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from qrole import IdentityQuantizer, MXFP4Quantizer, MXFP8Quantizer, NVFP4Quantizer, QuantizerRole
-from qrole.audit import Engine
+from qrole.auditing import Engine
 from qrole.dtypes import DType
 from qrole.factories.builtin import mxfp8_factory, nvfp4_factory
 from qrole.quantizers import Quantizer

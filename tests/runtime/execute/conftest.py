@@ -11,7 +11,7 @@ from torch import nn
 
 from qrole import gemm
 from qrole.emitters import walk
-from qrole.plan import Plan, build_plan
+from qrole.plans import Plan, build_plan
 from qrole.plugins import load_factory
 from qrole.quantizers.base import Quantizer
 from qrole.roles import QuantizerRole

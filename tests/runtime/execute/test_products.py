@@ -117,7 +117,7 @@ def test_products_of_a_weight(cls: type[_Weight], factory: str) -> None:
 
 def _bits_of(slot: Slot):  # type: ignore[no-untyped-def]
     from qrole.execute import PlanState
-    from qrole.plan import Inventory, Plan
+    from qrole.plans import Inventory, Plan
     from qrole.plugins import Factory
 
     empty = Plan(Inventory("", ()), Factory(lambda role: role, "", ""), ())
@@ -294,7 +294,7 @@ def test_a_weight_read_in_an_unknown_way_is_reported() -> None:
 
 def test_weight_only_plans_multiply_the_dequantized_weight() -> None:
     from qrole.emitters import walk
-    from qrole.plan import build_plan
+    from qrole.plans import build_plan
     from qrole.plugins import Factory
     from qrole.quantizers import IdentityQuantizer, NVFP4Quantizer
 

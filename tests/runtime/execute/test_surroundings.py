@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from qrole.emitters import walk
 from qrole.errors import UsageError
 from qrole.execute import Observer, PlanState, WeightCache, executing
-from qrole.plan import build_plan
+from qrole.plans import build_plan
 from qrole.plugins import Factory
 from qrole.quantizers import IdentityQuantizer, MXFP8Quantizer
 from qrole.roles import Slot

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 
@@ -63,14 +65,14 @@ def test_five_steps_equal_the_built_in_recipe(kind, algo):
 
 
 def _buffers(module):
-    from qrole.modules.base import delayed_buffers
+    from qrole.modules.rebuild import buffers_of
 
     states = []
     for child in module.modules():
         meta = getattr(child, "fp8_meta", None)
         found = [] if meta is None else [meta[k] for k in ("scaling_fwd", "scaling_bwd")]
         states += found or list(getattr(child, "_states", {}).values())
-    buffers = [delayed_buffers(state) for state in states]
+    buffers = [buffers_of(state) for state in states]
     return [(b.scale, b.amax_history) for b in buffers if b is not None]
 
 
@@ -261,3 +263,24 @@ def test_is_first_microbatch_keeps_the_quantized_weight():
         third = module(x, is_first_microbatch=True)
     assert torch.equal(first, second)
     assert not torch.equal(first, third)
+
+
+def test_a_forward_pass_without_gradients_leaves_the_step_to_the_next():
+    module, recipe = _linear(), DelayedScaling()
+    x = noise(TOKENS, WIDTH, seed=1)
+    with autocast(recipe=recipe):
+        with torch.no_grad():
+            module(x)
+        y = module(x)
+    y.backward(noise(*y.shape, seed=2))
+    assert module.fp8_meta["scaling_bwd"].scale[0] != 1
+
+
+def test_a_copy_has_a_state_of_its_own():
+    module, recipe = _linear(), DelayedScaling()
+    _run(module, recipe, noise(TOKENS, WIDTH, seed=1))
+    other = copy.deepcopy(module)
+    before = module.fp8_meta["scaling_fwd"].scale.clone()
+    _run(other, recipe, 8 * noise(TOKENS, WIDTH, seed=1))
+    assert not torch.equal(other.fp8_meta["scaling_fwd"].scale, before)
+    assert torch.equal(module.fp8_meta["scaling_fwd"].scale, before)

@@ -10,7 +10,7 @@ from qrole.dtypes import DType
 from qrole.errors import ConfigError, FactoryError
 from qrole.factories.builtin import current_scaling_factory, mxfp8_factory
 from qrole.modules import Linear, MissingRoleWarning, StaleQuantizersWarning, ops
-from qrole.modules.base import RoleCountError
+from qrole.modules.rebuild import RoleCountError
 from qrole.quantizers import Float8CurrentScalingQuantizer, MXFP8Quantizer
 from qrole.recipes import CustomRecipe, Float8CurrentScaling
 from qrole.roles import QuantizerRole

@@ -9,7 +9,7 @@ from qrole.emitters import walk
 from qrole.factories.builtin import mxfp8_factory
 from qrole.modules import ops
 from qrole.modules.slots import EmitsSlots
-from qrole.plan import build_plan
+from qrole.plans import build_plan
 from qrole.plugins import Factory
 from qrole.roles import QuantizerRole
 

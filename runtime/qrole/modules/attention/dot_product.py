@@ -263,16 +263,17 @@ class DotProductAttention(AttentionModule):
             rule = mask_rule("causal", None, None)
             mask = attention_mask(rule, q.shape[2], k.shape[2], q.device)
         quantizers = AttentionQuantizers.of(self.quantizers)
-        return attend_quantized(
-            q,
-            k,
-            v,
-            quantizers,
-            mask=mask,
-            quantize_qkv=not given,
-            quantize_dqkv=not given,
-            **options,
-        )
+        with torch.autocast(q.device.type, enabled=False):
+            return attend_quantized(
+                q,
+                k,
+                v,
+                quantizers,
+                mask=mask,
+                quantize_qkv=not given,
+                quantize_dqkv=not given,
+                **options,
+            )
 
     def _quantize_output(self, context: Tensor, fp8_output: bool) -> Tensor:
         if not self._quantized:

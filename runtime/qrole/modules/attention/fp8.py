@@ -142,7 +142,7 @@ class _QuantizeQKV(torch.autograd.Function):
             qp, kp, vp = _together((q, k, v), quantizer)
         rest = (qp.col.detach(), kp.col.detach(), vp.row.detach())
         ctx.mark_non_differentiable(*rest)
-        return (qp.row, kp.row, vp.col.clone(), *rest)
+        return (qp.row, kp.row, vp.col, *rest)
 
     @staticmethod
     @once_differentiable

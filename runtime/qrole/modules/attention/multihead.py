@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from qrole.autocast import current_autocast
 from qrole.errors import ConfigError
+from qrole.modules.attention.boundaries import Boundaries, boundaries_of, name_readers
 from qrole.modules.attention.dot_product import DotProductAttention
 from qrole.modules.attention.fp8 import BACKWARD_INDEX
 from qrole.modules.attention.inputs import one_of, refuse
 from qrole.modules.attention.rope import apply_rotary_pos_emb
-from qrole.modules.base import default_name
+from qrole.modules.base import QuantizedModule, default_name
 from qrole.modules.fake_quantize import fake_quantize
 from qrole.modules.keywords import MultiheadAttentionKeywords, check_keywords
 from qrole.modules.layernorm_linear import LayerNormLinear
@@ -22,19 +23,10 @@ from qrole.modules.norm import LayerNorm, RMSNorm
 from qrole.modules.ops.norm import L2Normalization
 from qrole.modules.parameters import Init
 from qrole.modules.prequantized import attach_quantized, quantized_form
-from qrole.roles import QuantizerRole
 
 __all__ = ["MultiheadAttention"]
 
 _QK_NORMS = ("L2Normalization", "RMSNorm", "LayerNorm")
-
-
-class _Boundaries(NamedTuple):
-    """Which tensors between projections and attention are handed over quantized."""
-
-    qkv_output: bool = False
-    proj_grad: bool = False
-    dpa_output: bool = False
 
 
 class MultiheadAttention(nn.Module):
@@ -207,52 +199,31 @@ class MultiheadAttention(nn.Module):
         assert isinstance(found, LinearModule), "made in __init__"
         return found
 
-    def _name_readers(self, boundaries: _Boundaries) -> None:
-        """Sets the role of every tensor that is handed over quantized, and unsets the others'."""
-        attention, projection = self.core_attention, self.first_projection
+    @property
+    def _projections(self) -> list[QuantizedModule]:
+        first: list[QuantizedModule] = [self.first_projection]
+        return first if self.attention_type == "self" else [*first, self.key_value]
 
-        def role(on: bool, module_type: str, tensor_type: str, name: str) -> QuantizerRole | None:
-            return QuantizerRole(module_type, tensor_type, name) if on else None
-
-        qkv = role(boundaries.qkv_output, "dpa", "qkv", attention.name)
-        projection.output_quantizer_role = qkv
-        if self.attention_type == "cross":
-            self.key_value.output_quantizer_role = qkv
-        self.proj.grad_input_quantizer_role = role(
-            boundaries.proj_grad, "dpa", "do", attention.name
-        )
-        attention.output_quantizer_role = role(
-            boundaries.dpa_output, "linear", "input", self.proj.name
-        )
-        attention.grad_input_quantizer_role = role(
-            boundaries.dpa_output, "linear", "grad_output", projection.name
-        )
-
-    def _settle_boundaries(self, device: torch.device, rotary: bool) -> _Boundaries:
+    def _settle_boundaries(self, device: torch.device, rotary: bool) -> Boundaries:
         """Which boundary tensors the recipe has quantized; names their readers on the way.
 
         A CustomRecipe with `fp8_mha` gets every role before attention builds its quantizers, and
         keeps them where the QKV quantizer then rules a quantized tensor out.
         """
+        around = (self._projections, self.core_attention, self.proj)
         state = current_autocast()
         if not state.enabled:
-            self._name_readers(_Boundaries())
-            return _Boundaries()
+            name_readers(Boundaries(), *around)
+            return Boundaries()
         recipe = state.get_recipe()
         current, blocked = recipe.float8_current_scaling(), recipe.mxfp8()
         wired = recipe.custom() and recipe.fp8_mha
         if wired:
-            self._name_readers(_Boundaries(not rotary, True, True))
+            name_readers(Boundaries(not rotary, True, True), *around)
             current, blocked = self.core_attention.get_qkv_quantization_capabilities(device)
-        output = recipe.fp8_mha or (recipe.fp8_dpa and not recipe.custom())
-        output = output and not blocked
-        boundaries = _Boundaries(
-            qkv_output=recipe.fp8_mha and not rotary and not current and not blocked,
-            proj_grad=output and not current,
-            dpa_output=output,
-        )
+        boundaries = boundaries_of(recipe, rotary=rotary, current=current, blocked=blocked)
         if not wired:
-            self._name_readers(boundaries)
+            name_readers(boundaries, *around)
         return boundaries
 
     def forward(

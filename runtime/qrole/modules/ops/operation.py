@@ -17,18 +17,19 @@ from typing_extensions import override
 
 from qrole.autocast import current_autocast
 from qrole.errors import ConfigError
-from qrole.modules.base import (
+from qrole.modules.extra_state import ExtraState
+from qrole.modules.rebuild import (
     RoleCountError,
     StaleQuantizersWarning,
+    buffers_of,
     carry_history,
-    delayed_buffers,
+    history_fits,
 )
-from qrole.modules.extra_state import ExtraState
 from qrole.modules.slots import SlotFacts, describe_slots
 from qrole.quantizers import Quantizer
-from qrole.recipes import DelayedScaling, Recipe
+from qrole.recipes import Recipe
 from qrole.roles import Direction, QuantizerRole, Slot
-from qrole.state import DelayedBuffers, DelayedScalingRecipeState, RecipeState, register
+from qrole.state import DelayedBuffers, RecipeState, register
 
 __all__ = [
     "MODES",
@@ -152,11 +153,7 @@ class BasicOperation(FusibleOperation, ExtraState):
     ) -> RecipeState:
         roles = self.get_quantizer_roles(mode)
         if roles is not None and len(roles) != count:
-            raise RoleCountError(
-                f"{type(self).__name__} gives {len(roles)} roles for {count} {mode} slots",
-                expected="Recipe roles must match number of quantizers",
-                hint="return one role per slot from get_quantizer_roles()",
-            )
+            raise RoleCountError(type(self).__name__, len(roles), count, mode)
         return RecipeState.create(
             recipe, mode=mode, num_quantizers=count, device=device, roles=roles
         )
@@ -165,9 +162,7 @@ class BasicOperation(FusibleOperation, ExtraState):
         return state.make_quantizers()
 
     def _keeps(self, state: RecipeState, recipe: Recipe) -> bool:
-        if isinstance(recipe, DelayedScaling) and isinstance(state, DelayedScalingRecipeState):
-            return recipe.amax_history_len == state.amax_history.shape[0]
-        if not isinstance(recipe, type(state.recipe)):
+        if not isinstance(recipe, type(state.recipe)) or not history_fits(state, recipe):
             return False
         if getattr(recipe, "qfactory", None) != getattr(state.recipe, "qfactory", None):
             warnings.warn(
@@ -187,7 +182,7 @@ class BasicOperation(FusibleOperation, ExtraState):
 
     @override
     def delayed_buffers(self) -> dict[str, DelayedBuffers]:
-        found = {mode: delayed_buffers(state) for mode, state in self._states.items()}
+        found = {mode: buffers_of(state) for mode, state in self._states.items()}
         return {mode: buffers for mode, buffers in found.items() if buffers is not None}
 
     def op_forward(

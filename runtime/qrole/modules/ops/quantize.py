@@ -30,8 +30,7 @@ class Quantize(BasicOperation):
 
     @override
     def slot_facts(self, mode: str) -> list[SlotFacts]:
-        operand = "input" if mode == "forward" else "grad_output"
-        return [SlotFacts(operand, group="quantize")] if self._slots[mode] else []
+        return [SlotFacts("")] if self._slots[mode] else []
 
     @override
     def op_forward(

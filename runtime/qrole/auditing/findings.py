@@ -1,0 +1,97 @@
+"""Findings, and what a whole audit found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from qrole.auditing.registry import Code, Hit, Severity
+from qrole.places import summarize_places
+
+__all__ = ["AuditReport", "Finding", "FindingGroup", "group_findings"]
+
+_RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One hit of one code.
+
+    Attributes:
+        code: The code.
+        hit: Where, what, and what to do.
+    """
+
+    code: Code
+    hit: Hit
+
+
+@dataclass(frozen=True)
+class FindingGroup:
+    """Findings of one code that say the same of different places.
+
+    Attributes:
+        code: The code.
+        hit: The first of them.
+        places: Their places, runs of equal layers folded, with the number of findings in each.
+        count: Number of findings.
+    """
+
+    code: Code
+    hit: Hit
+    places: tuple[tuple[str, int], ...]
+    count: int
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """What an audit found.
+
+    Attributes:
+        model: How the model was named.
+        factory: How the factory was named; `""` where a written checkpoint was audited.
+        findings: Worst first, then by code, in the order of the model.
+        notes: What the user should know of the audit itself, in sentences.
+        slots: Slots that were looked at, experts counted one by one.
+        checks: Number of codes that were checked.
+    """
+
+    model: str
+    factory: str
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    slots: int
+    checks: int
+
+    def counts(self) -> dict[Severity, int]:
+        """Number of findings per severity, all severities named."""
+        found = Counter(finding.code.severity for finding in self.findings)
+        return {severity: found[severity] for severity in Severity}
+
+    def failed(self) -> bool:
+        """Whether there is an error or a warning."""
+        counts = self.counts()
+        return bool(counts[Severity.ERROR] or counts[Severity.WARNING])
+
+
+def worst_first(finding: Finding) -> tuple[int, str]:
+    """Sort key: severity, then code; the order of the model is kept among equals."""
+    return (_RANK[finding.code.severity], finding.code.name)
+
+
+def group_findings(findings: tuple[Finding, ...]) -> list[FindingGroup]:
+    """Findings that say the same together, in the order of their first ones."""
+    groups: dict[tuple[str, str, str, str | None, int | None], list[Finding]] = {}
+    for finding in findings:
+        hit = finding.hit
+        key = (finding.code.name, hit.message, hit.to_do, hit.file, hit.line)
+        groups.setdefault(key, []).append(finding)
+    return [
+        FindingGroup(
+            found[0].code,
+            found[0].hit,
+            tuple(summarize_places(f.hit.where for f in found)),
+            len(found),
+        )
+        for found in groups.values()
+    ]

@@ -1,0 +1,168 @@
+"""Measures every quantized operand, product and forward result of a run as it happens."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from qrole.comparing.codes import nonzero_codes, saturated, scale_values
+from qrole.comparing.moments import ErrorMoments, Spread
+from qrole.execute import Layer, Observer
+from qrole.roles import Gemm, Slot, Usage
+
+if TYPE_CHECKING:
+    from qrole.quantizers.base import OperandFormat
+    from qrole.quantizers.tensor import QuantizedTensor, Representation
+
+__all__ = ["Meter", "RepresentationStats", "Tape", "all_finite"]
+
+Tape = dict[tuple[Layer, int], list[torch.Tensor]]
+
+
+@dataclass
+class RepresentationStats:
+    """One representation of one slot, over all tensors seen.
+
+    Attributes:
+        error: Dequantized tensor against the tensor.
+        amax: Largest magnitude of the last tensor (TransformerEngine's cur_amax).
+        smallest: Smallest nonzero magnitude seen.
+        largest: Largest magnitude seen.
+        coded: Elements whose codes were looked at; 0 for formats that have no codes.
+        nonzero: Nonzero elements among them.
+        nonzero_codes: Codes that are not zero.
+        saturated: Elements beyond what their scale can hold.
+        bounded: Elements that `saturated` was counted among.
+        scales: The scales' values, as multipliers of the codes.
+    """
+
+    error: ErrorMoments = field(default_factory=ErrorMoments)
+    amax: float = 0.0
+    smallest: float = math.inf
+    largest: float = 0.0
+    coded: int = 0
+    nonzero: int = 0
+    nonzero_codes: int = 0
+    saturated: int = 0
+    bounded: int = 0
+    scales: Spread = field(default_factory=Spread)
+
+    @property
+    def dynamic_range(self) -> float | None:
+        """log2(amax) - log2(smallest nonzero magnitude); None for tensors of zeros."""
+        if not 0.0 < self.largest < math.inf:
+            return None
+        return math.log2(self.largest) - math.log2(self.smallest)
+
+
+class Meter(Observer):
+    """Accumulates statistics per slot and representation, per GEMM, and per layer.
+
+    Attributes:
+        slots: By slot id and usage.
+        gemms: By layer and GEMM: result against the product of the unquantized operands.
+        layers: Forward results against the reference run's.
+        rerouted: Calls that had no counterpart of equal shape in the reference run.
+        first_nonfinite: Where NaN or infinity first appeared, in words; `""` if nowhere.
+    """
+
+    wants_operands = True
+
+    def __init__(self) -> None:
+        self.slots: dict[tuple[str, Usage], RepresentationStats] = defaultdict(RepresentationStats)
+        self.gemms: dict[tuple[Layer, Gemm], ErrorMoments] = defaultdict(ErrorMoments)
+        self.layers: dict[Layer, ErrorMoments] = defaultdict(ErrorMoments)
+        self.rerouted: dict[Layer, int] = defaultdict(int)
+        self.first_nonfinite = ""
+        self._tape: Tape = {}
+        self._position: dict[tuple[Layer, int], int] = defaultdict(int)
+
+    def compare_layers_with(self, tape: Tape) -> None:
+        """Begins a batch: forward results are compared with those of the reference run."""
+        self._tape = tape
+        self._position.clear()
+
+    def operand(
+        self, slot: Slot, copy: int, tensor: torch.Tensor, quantized: QuantizedTensor
+    ) -> None:
+        """Adds one quantized tensor to its slot."""
+        x_MK = tensor.detach().reshape(-1, tensor.shape[-1]).float()
+        for usage in Usage:
+            data, form = getattr(quantized, usage.value), quantized.format_of(usage)
+            if data is None or form.family == "high_precision" or not x_MK.numel():
+                continue
+            stats = self.slots[(slot.id, usage)]
+            dequantized = quantized.dequantize(torch.float32, usage).reshape(x_MK.shape)
+            stats.error.add(x_MK, dequantized)
+            _add_range(stats, x_MK)
+            if form.family != "custom":
+                _add_codes(stats, x_MK, data, form)
+            if not math.isfinite(stats.error.error_sq):
+                self._blame(f"{slot.operand} of {slot.module or '.'}, {usage}")
+
+    def product(
+        self,
+        layer: Layer,
+        gemm: Gemm,
+        copy: int,
+        left: torch.Tensor,
+        right: torch.Tensor,
+        result: torch.Tensor,
+        bias: torch.Tensor | None,
+    ) -> None:
+        """Adds one GEMM, against the same product of unquantized operands."""
+        with torch.no_grad():
+            exact = torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
+        moments = self.gemms[(layer, gemm)]
+        moments.add(exact, result)
+        if not math.isfinite(moments.error_sq):
+            self._blame(f"{gemm} of {layer.name}")
+
+    def output(self, layer: Layer, copy: int, output_MN: torch.Tensor) -> None:
+        """Compares a forward result with the reference run's of the same call."""
+        key = (layer, copy)
+        index = self._position[key]
+        self._position[key] += 1
+        kept = self._tape.get(key, [])
+        if index >= len(kept) or kept[index].shape != output_MN.shape:
+            self.rerouted[layer] += 1
+            return
+        moments = self.layers[layer]
+        moments.add(kept[index], output_MN)
+        if moments.nonfinite:
+            self._blame(f"output of {layer.name}")
+
+    def _blame(self, where: str) -> None:
+        self.first_nonfinite = self.first_nonfinite or where
+
+
+def all_finite(x: torch.Tensor) -> bool:
+    """Whether no element is NaN or infinite; one pass, unless there is one."""
+    return math.isfinite(torch.sum(x, dtype=torch.float32).item()) or bool(torch.isfinite(x).all())
+
+
+def _add_range(stats: RepresentationStats, x_MK: torch.Tensor) -> None:
+    magnitude = x_MK.abs()
+    stats.amax = magnitude.max().item()
+    stats.largest = max(stats.largest, stats.amax)
+    smallest = magnitude.masked_fill_(magnitude == 0, math.inf).min().item()
+    stats.smallest = min(stats.smallest, smallest)
+
+
+def _add_codes(
+    stats: RepresentationStats, x_MK: torch.Tensor, data: Representation, form: OperandFormat
+) -> None:
+    stats.coded += x_MK.numel()
+    stats.nonzero += int(torch.count_nonzero(x_MK))
+    stats.nonzero_codes += nonzero_codes(data.data, form.element)
+    beyond = saturated(x_MK, data, form)
+    if beyond is not None:
+        stats.saturated += beyond
+        stats.bounded += x_MK.numel()
+    scales = scale_values(data, form)
+    if scales is not None:
+        stats.scales.add(scales)
