@@ -82,7 +82,7 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option(
                 metavar="NAME",
-                help="Check that vllm, sglang, tensorrt-llm or transformers loads the result.",
+                help="Check that vllm, sglang, trtllm or transformers loads the result.",
                 autocompletion=complete_engine,
             ),
         ] = None,

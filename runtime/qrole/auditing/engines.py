@@ -159,13 +159,11 @@ def layout_not_loaded(subject: DeclarationSubject) -> Iterator[Hit]:
     """
     for engine in subject.engines if subject.asked else ():
         asked = {
-            (stored.encoding, "static", bool(_EXPERT.search(module)))
+            (stored.encoding, bool(_EXPERT.search(module)))
             for module, stored in subject.stored.items()
             if stored.encoding not in ("", "unknown")
         }
-        for (encoding, _, experts), reason in missing_support(
-            engine, asked, subject.method
-        ).items():
+        for (encoding, experts), reason in missing_support(engine, asked, subject.method).items():
             module = next(
                 m
                 for m, s in subject.stored.items()
@@ -174,6 +172,6 @@ def layout_not_loaded(subject: DeclarationSubject) -> Iterator[Hit]:
             yield _hit(
                 subject,
                 module,
-                f"{engine} does not load {encoding}: {reason}",
+                f"{engine} does not load {encoding}: it {reason}",
                 "write another scheme, or serve with another engine",
             )

@@ -196,14 +196,14 @@ def engine_can_not_load(subject: PlanSubject) -> Iterator[Hit]:
     if not subject.options.engines:
         return
     schemes = [(layer, scheme) for layer, scheme, _ in _schemes(subject) if scheme is not None]
-    asked = {(s.encoding, s.activations.value, _is_experts(layer)) for layer, s in schemes}
+    asked = {(scheme.name, _is_experts(layer)) for layer, scheme in schemes}
     for engine in subject.options.engines:
         for refused, reason in missing_support(engine, asked).items():
             for layer, scheme in schemes:
-                if (scheme.encoding, scheme.activations.value, _is_experts(layer)) == refused:
+                if (scheme.name, _is_experts(layer)) == refused:
                     yield layer_hit(
                         layer,
-                        f"{engine} does not load {scheme.name}: {reason}",
+                        f"{engine} does not load {scheme.name}: it {reason}",
                         "use a format that the engine loads",
                         layer.weight,
                     )

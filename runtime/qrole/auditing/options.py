@@ -18,7 +18,7 @@ class Engine(StrEnum):
 
     VLLM = "vllm"
     SGLANG = "sglang"
-    TENSORRT_LLM = "tensorrt-llm"
+    TENSORRT_LLM = "trtllm"
     TRANSFORMERS = "transformers"
 
 

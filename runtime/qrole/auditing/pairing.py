@@ -58,8 +58,9 @@ def wgrad_formats(subject: PlanSubject) -> Iterator[Hit]:
 
 def _mismatches(subject: PlanSubject, gemm: Gemm, to_do: str) -> Iterator[Hit]:
     def differ(pair: GemmPair) -> bool:
-        families = {pair.first.family, pair.second.family}
-        return pair.gemm is gemm and len(families) > 1 and "high_precision" not in families
+        kinds = {(f.family, f.reference) for f in _both(pair)}
+        high = any(f.family == "high_precision" for f in _both(pair))
+        return pair.gemm is gemm and len(kinds) > 1 and not high
 
     yield from _pairs(subject, differ, lambda pair: f"{gemm}: {pair.text}", to_do)
 

@@ -14,7 +14,15 @@ from qrole.checkpoint.layers import Layer, Selection
 from qrole.checkpoint.source import Source
 from qrole.errors import UnknownNameError, UsageError
 
-__all__ = ["ENGINES", "Level", "Verdict", "check_engines", "scheme_level", "verdicts"]
+__all__ = [
+    "ENGINES",
+    "Level",
+    "Verdict",
+    "check_engines",
+    "scheme_level",
+    "scheme_support",
+    "verdicts",
+]
 
 
 class Level(StrEnum):
@@ -218,7 +226,22 @@ def scheme_level(engine: str, layout: str, scheme: str) -> Level:
     Raises:
         UnknownNameError: There is no such engine.
     """
+    return scheme_support(engine, layout, scheme)[0]
+
+
+def scheme_support(
+    engine: str, layout: str, scheme: str, *, experts: bool = False
+) -> tuple[Level, str]:
+    """The same with the reason, `""` where it loads; experts can differ from dense layers.
+
+    Raises:
+        UnknownNameError: There is no such engine.
+    """
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
-    entry = _TABLE.get(layout, {}).get(scheme)
-    return entry[list(ENGINES).index(engine)][0] if entry else Level.NO
+    row = _TABLE.get(layout, {}).get(scheme)
+    if row is None:
+        return _no(f"does not read {scheme} in the layout {layout}")
+    if experts and engine == "transformers" and layout == "compressed-tensors":
+        return max(row[-1], _EXPERTS.get(scheme, _YES), key=lambda e: list(Level).index(e[0]))
+    return row[list(ENGINES).index(engine)]

@@ -189,15 +189,22 @@ def test_a_broken_declaration_is_a_broken_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("engine", "asked", "missing"),
     [
-        (Engine.VLLM, {("mxfp4", "dynamic", False), ("nvfp4", "static", True)}, 0),
-        (Engine.SGLANG, {("mxfp8", "dynamic", False)}, 0),
-        (Engine.SGLANG, {("mxfp8", "dynamic", False), ("fp8_channel", "dynamic", False)}, 1),
-        (Engine.TENSORRT_LLM, {("mxfp4", "dynamic", False)}, 1),
-        (Engine.TRANSFORMERS, {("nvfp4", "static", True)}, 1),
-        (Engine.TRANSFORMERS, {("nvfp4", "static", False)}, 0),
+        (Engine.VLLM, {("mxfp4", False), ("nvfp4", True)}, 0),
+        (Engine.SGLANG, {("mxfp8", False)}, 0),
+        (Engine.SGLANG, {("mxfp8", False), ("nvfp4_a16", False), ("fp8_block", False)}, 1),
+        (Engine.TENSORRT_LLM, {("fp8_tensor", False), ("nvfp4", False)}, 0),
+        (Engine.TENSORRT_LLM, {("mxfp4", False)}, 1),
+        (Engine.TRANSFORMERS, {("nvfp4", True)}, 1),
+        (Engine.TRANSFORMERS, {("nvfp4", False)}, 0),
     ],
 )
 def test_what_engines_load_from_one_layout(
-    engine: Engine, asked: set[tuple[str, str, bool]], missing: int
+    engine: Engine, asked: set[tuple[str, bool]], missing: int
 ) -> None:
     assert len(missing_support(engine, asked)) == missing
+
+
+def test_fp8_may_be_stored_per_channel_only_before_it_is_written() -> None:
+    asked = {("fp8_tensor", False)}
+    assert not missing_support(Engine.TENSORRT_LLM, asked)
+    assert missing_support(Engine.TENSORRT_LLM, asked, "compressed-tensors")
