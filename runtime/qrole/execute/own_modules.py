@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from qrole import gemm
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.execute.state import PlanState, copied
 from qrole.plans import Plan
 from qrole.quantizers.tensor import QuantizedTensor

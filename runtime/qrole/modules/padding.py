@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from qrole.autocast import current_autocast
+from qrole.autocasting import current_autocast
 from qrole.errors import ConfigError
 from qrole.recipes import CustomRecipe, Recipe
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from qrole.autocast import current_autocast
+from qrole.autocasting import current_autocast
 from qrole.state import registry
 
 if TYPE_CHECKING:

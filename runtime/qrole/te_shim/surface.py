@@ -39,7 +39,7 @@ _QUANTIZERS = _same(
 )
 _BASES = _same("qrole.quantizers", "QuantizedTensor", "QuantizedTensorStorage", "Quantizer")
 _CONTEXTS = _same(
-    "qrole.autocast", "autocast", "fp8_autocast", "fp8_model_init", "quantized_model_init"
+    "qrole.autocasting", "autocast", "fp8_autocast", "fp8_model_init", "quantized_model_init"
 )
 _STATES = _same(
     "qrole.state",

@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.dtypes import DType
 from qrole.errors import FactoryError
 from qrole.factories.builtin import delayed_scaling_factory

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.dtypes import DType
 from qrole.factories.builtin import delayed_scaling_factory
 from qrole.modules import Linear

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.dtypes import DType
 from qrole.errors import ConfigError, OperandError
 from qrole.modules import GroupedLinear, ops

@@ -7,7 +7,7 @@ import pickle
 import pytest
 import torch
 
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.factories.builtin import delayed_scaling_factory, mxfp8_factory
 from qrole.modules import Linear, TransformerLayer, ops
 from qrole.modules.extra_state import ForeignStateWarning

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.dtypes import DType
 from qrole.errors import ConfigError, OperandError
 from qrole.factories.builtin import delayed_scaling_factory, mxfp8_factory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.errors import ConfigError
 from qrole.factories import builtin, zoo
 from qrole.modules import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.dtypes import DType
 from qrole.modules import Linear
 from qrole.modules.fake_quantize import fake_quantize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.dtypes import DType
 from qrole.errors import ConfigError, FactoryError
 from qrole.factories.builtin import current_scaling_factory, mxfp8_factory

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import qrole.modules as M
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.dtypes import DType
 from qrole.factories import builtin, zoo
 from qrole.modules import ops

@@ -114,7 +114,7 @@ def test_a_plan_asks_in_the_order_in_which_the_modules_ask():
     """The inventory's slots, experts unfolded, are what a forward and backward pass asks for."""
     import torch
 
-    from qrole.autocast import autocast
+    from qrole.autocasting import autocast
     from qrole.recipes import CustomRecipe
 
     class Model(torch.nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import qrole.modules as M
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.errors import ConfigError
 from qrole.recipes import (
     Float8CurrentScaling,

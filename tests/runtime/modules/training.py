@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import qrole.modules as M
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.recipes import Recipe
 from tests.kernels.bitexact import assert_bits_equal
 

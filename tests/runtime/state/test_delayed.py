@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.recipes import DelayedScaling
 from qrole.state import RecipeState, is_first_module, register, registry
 from tests.kernels import golden

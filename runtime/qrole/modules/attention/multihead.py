@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from qrole.autocast import current_autocast
+from qrole.autocasting import current_autocast
 from qrole.errors import ConfigError
 from qrole.modules.attention.boundaries import Boundaries, boundaries_of, name_readers
 from qrole.modules.attention.dot_product import DotProductAttention

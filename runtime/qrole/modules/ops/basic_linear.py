@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from qrole.autocast import current_autocast
+from qrole.autocasting import current_autocast
 from qrole.errors import OperandError
 from qrole.modules.keywords import BasicLinearKeywords, check_keywords
 from qrole.modules.linear_function import LinearQuantizers, quantized_linear

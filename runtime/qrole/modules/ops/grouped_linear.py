@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from qrole.autocast import current_autocast
+from qrole.autocasting import current_autocast
 from qrole.errors import ConfigError
 from qrole.modules.expert_quantizers import check_experts
 from qrole.modules.grouped_linear import fold_experts, grouped_linear, split_sizes

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from qrole.autocast import current_autocast
+from qrole.autocasting import current_autocast
 from qrole.errors import ConfigError
 from qrole.modules.extra_state import ExtraState
 from qrole.modules.rebuild import (

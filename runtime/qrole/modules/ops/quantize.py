@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from typing_extensions import override
 
-from qrole.autocast import current_autocast
+from qrole.autocasting import current_autocast
 from qrole.modules.fake_quantize import fake_quantize
 from qrole.modules.ops.operation import BasicOperation
 from qrole.modules.slots import SlotFacts

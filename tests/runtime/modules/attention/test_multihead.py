@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import qrole.modules as M
-from qrole.autocast import autocast
+from qrole.autocasting import autocast
 from qrole.errors import ConfigError
 from qrole.factories import builtin
 from qrole.recipes import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qrole.autocast import (
+from qrole.autocasting import (
     autocast,
     current_autocast,
     fp8_autocast,
