@@ -21,12 +21,11 @@ from torch.autograd.function import once_differentiable
 from qrole import gemm
 from qrole.modules.fake_quantize import round_trip
 from qrole.modules.prequantized import quantized_form
-from qrole.quantizers import Float8Quantizer, QuantizedTensor, Quantizer
+from qrole.modules.saved_operands import Operand, restore_operands, save_operands
+from qrole.quantizers import Float8Quantizer, Quantizer
 from qrole.state import is_first_module, update_delayed_scaling
 
 __all__ = ["LinearQuantizers", "calibrate", "quantized_linear"]
-
-Operand = Tensor | QuantizedTensor
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,8 @@ def _matrix(x: Tensor) -> Tensor:
 def _dequantized(operand: Operand, dtype: torch.dtype) -> Tensor:
     if isinstance(operand, Tensor):
         return operand.reshape(-1, operand.shape[-1])
-    return operand.dequantize(dtype=dtype).reshape(-1, operand.shape[-1])
+    values: Tensor = operand.dequantize(dtype=dtype)
+    return values.reshape(-1, values.shape[-1])
 
 
 class _QuantizedLinear(torch.autograd.Function):
@@ -98,13 +98,10 @@ class _QuantizedLinear(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False):
             y = gemm.fprop(x_op, w_op, bias, out_dtype=x.dtype)
         if quantizers.backward_override == "high_precision":
-            ctx.x_op, ctx.w_op = _matrix(x), weight
+            x_op, w_op = _matrix(x), weight
         elif quantizers.backward_override == "dequantized":
-            ctx.x_op = _dequantized(x_op, x.dtype) if dw_wanted else None
-            ctx.w_op = _dequantized(w_op, x.dtype) if dx_wanted else None
-        else:
-            ctx.x_op = x_op if dw_wanted else None
-            ctx.w_op = w_op if dx_wanted else None
+            x_op, w_op = (_dequantized(operand, x.dtype) for operand in (x_op, w_op))
+        save_operands(ctx, x_op if dw_wanted else None, w_op if dx_wanted else None)
         y = y.reshape(*x.shape[:-1], weight.shape[0])
         return round_trip(y, quantizers.output, carry=True)
 
@@ -122,13 +119,14 @@ class _QuantizedLinear(torch.autograd.Function):
             rowwise=dx_wanted,
             columnwise=dw_wanted,
         )
+        x_op, w_op = restore_operands(ctx)
         dx = dw = None
         with torch.autocast(dy.device.type, enabled=False):
             if dx_wanted:
-                dx = gemm.dgrad(dy_op, ctx.w_op, out_dtype=ctx.dtype).reshape(ctx.shape)
+                dx = gemm.dgrad(dy_op, w_op, out_dtype=ctx.dtype).reshape(ctx.shape)
                 dx = round_trip(dx, None if plain else quantizers.grad_input, carry=True)
             if dw_wanted:
-                dw = gemm.wgrad(dy_op, ctx.x_op, out_dtype=ctx.dtype)
+                dw = gemm.wgrad(dy_op, x_op, out_dtype=ctx.dtype)
         if ctx.ends_step:
             update_delayed_scaling(forward=False)
         return dx, dw, db, None, None, None

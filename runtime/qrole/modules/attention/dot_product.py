@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Unpack
 
 import torch
@@ -99,7 +98,7 @@ class DotProductAttention(AttentionModule):
         self.bottom_right_diagonal = bottom_right_diagonal
         self.layer_number = layer_number or 1
         self.attention_type = one_of("attention_type", attention_type, ("self", "cross"))
-        self.softmax_scale = softmax_scale or 1.0 / math.sqrt(sizes[0])
+        self.softmax_scale = sizes[0] ** -0.5 if softmax_scale is None else softmax_scale
         self.softmax_type = one_of("softmax_type", softmax_type, SOFTMAX_TYPES)
         self.return_max_logit = return_max_logit
         self._make_sink()

@@ -19,6 +19,7 @@ dqkv     gradients of q, k, v   at the end              the previous module
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
@@ -110,10 +111,11 @@ def _together(tensors: Sequence[Tensor], quantizer: Quantizer) -> list[_Pair]:
     """Each tensor quantized; all of them at once where the format has one scale per tensor."""
     if isinstance(quantizer, MXFP8Quantizer):
         return [_pair(x, quantizer) for x in tensors]
-    flat = torch.cat([x.reshape(1, -1) for x in tensors], dim=1)
+    width = math.gcd(*(x.shape[-1] for x in tensors))
+    rows = torch.cat([x.reshape(-1, width) for x in tensors])
     quantizer.set_usage(rowwise=True, columnwise=False)
-    values = quantizer(flat).dequantize(torch.float32, "rowwise")
-    parts = torch.split(values, [x.numel() for x in tensors], dim=1)
+    values = quantizer(rows).dequantize(torch.float32, "rowwise")
+    parts = torch.split(values, [x.numel() // width for x in tensors])
     return [
         _Pair(part.view(x.shape), part.view(x.shape))
         for part, x in zip(parts, tensors, strict=True)
