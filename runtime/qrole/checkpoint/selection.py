@@ -17,6 +17,7 @@ from qrole.plans import Decision, Plan
 
 __all__ = ["select"]
 
+_HEADS = ("lm_head", "embed_out")
 _NEXT_TOKEN = re.compile(r"(^|\.)(mtp|nextn)\w*\.")
 _LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
 
@@ -127,10 +128,16 @@ def _untouched(asked: _Asked, source: Source, options: SelectOptions) -> str:
         return f"stored as {source.tensors[asked.tensor].dtype}"
     if _carried_over(asked.module, source):
         return "no module loads it (multi-token prediction)"
-    head = asked.rows == _config(source, "vocab_size") or asked.module.endswith("lm_head")
-    if head and not options.quantize_head:
+    if _is_head(asked, source) and not options.quantize_head:
         return "the output head (--quantize-head quantizes it)"
     return ""
+
+
+def _is_head(asked: _Asked, source: Source) -> bool:
+    """An output head: by its name, or one row per word outside of the numbered layers."""
+    parts = asked.module.split(".")
+    words = asked.rows == _config(source, "vocab_size")
+    return parts[-1] in _HEADS or (words and not any(part.isdigit() for part in parts))
 
 
 def _carried_over(module: str, source: Source) -> bool:
