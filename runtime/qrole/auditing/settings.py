@@ -40,7 +40,8 @@ def parse_engine(name: str) -> Engine:
         UnknownNameError: There is none.
     """
     if name not in set(Engine):
-        raise UnknownNameError("engine", name, list(Engine), hint="engines are lower-case names")
+        known = [engine.value for engine in Engine]
+        raise UnknownNameError("engine", name, known, hint="engines are lower-case names")
     return Engine(name)
 
 
