@@ -130,7 +130,7 @@ def _calibrated(
 
 
 def _model(job: Job, options: CalibrationOptions) -> LoadedModel:
-    """The model with its weights; a Python model is the one that the source looks at."""
+    """The model with its weights; one in memory is taken as it is."""
     if job.loaded is not None:
         return job.loaded
     loaded = load_model(job.source.name, weights=True, trust_remote_code=options.trust_remote_code)
@@ -181,10 +181,9 @@ def notes(record: dict[str, Any]) -> list[str]:
 
 def _key(job: Job, options: CalibrationOptions) -> str:
     """Hash of everything that the amaxes depend on."""
-    files = [(str(f.path.resolve()), f.size, f.mtime_ns) for f in job.source.files.values()]
     data = options.data and hashlib.sha256(options.data.read_bytes()).hexdigest()
     layers = [(m, repr(job.selection.layers[m])) for m in job.static_layers]
-    content = repr((files, data, layers, options))
+    content = repr((job.source.identity, data, layers, options))
     return hashlib.sha256(content.encode()).hexdigest()
 
 

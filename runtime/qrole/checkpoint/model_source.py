@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qrole.checkpoint.source import Source, SourceTensor
+from qrole.checkpoint.source import Source, SourceTensor, open_source
 from qrole.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["source_of_module"]
+    from qrole.loading import LoadedModel
+
+__all__ = ["source_of_loaded", "source_of_module"]
+
+
+def source_of_loaded(loaded: LoadedModel) -> Source:
+    """A loaded model as a source: the files of one that comes from a checkpoint, else its module.
+
+    Raises:
+        CheckpointError: Files or tensors cannot be used.
+    """
+    if loaded.tensors is not None:
+        return open_source(Path(loaded.spec), loaded.spec)
+    assert loaded.module is not None, "a Python model has a module"
+    return source_of_module(loaded.module, loaded.spec)
 
 
 def source_of_module(module: nn.Module, name: str) -> Source:

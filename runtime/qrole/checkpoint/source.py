@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -100,6 +102,13 @@ class Source:
         self.files = {path: FileIdentity.of(path) for path in paths}
         self._mapped: dict[Path, MappedFile] = {}
 
+    @functools.cached_property
+    def identity(self) -> list[tuple[str, int, int | str, int]]:
+        """What differs where values may: place, size and time of files, hashes of memory."""
+        files = [(str(f.path.resolve()), f.size, f.mtime_ns, f.inode) for f in self.files.values()]
+        held = (t for t in self.tensors.values() if t.memory is not None)
+        return [*files, *((t.name, t.nbytes, _digest(t.memory, t.nbytes), 0) for t in held)]
+
     def mapped(self, path: Path) -> MappedFile:
         """The mapping of one of the source's files."""
         if path not in self._mapped:
@@ -190,6 +199,12 @@ class Source:
         for file in self._mapped.values():
             file.close()
         self._mapped.clear()
+
+
+def _digest(tensor: torch.Tensor | None, nbytes: int) -> str:
+    assert tensor is not None, "in memory"
+    held = (ctypes.c_char * nbytes).from_address(tensor.data_ptr()) if nbytes else b""
+    return hashlib.sha256(held).hexdigest()
 
 
 def open_source(path: Path, name: str | None = None) -> Source:

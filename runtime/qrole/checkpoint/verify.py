@@ -27,14 +27,18 @@ from qrole.checkpoint.verification.report import LayerError, Problem, VerifyRepo
 from qrole.checkpoint.verification.scales import check_codes, check_fused, check_numbers
 from qrole.checkpoint.verification.structure import check_modules, stored_layers
 from qrole.errors import NothingMatchedError, UsageError
+from qrole.loading import LoadedModel
 
-__all__ = ["verify"]
+__all__ = ["read_declared", "verify"]
 
 OnProgress = Callable[[int, int], None]
 
 
 def verify(
-    directory: str | Path, source: str | None = None, *, on_progress: OnProgress | None = None
+    directory: str | Path,
+    source: str | LoadedModel | None = None,
+    *,
+    on_progress: OnProgress | None = None,
 ) -> VerifyReport:
     """Checks a quantized checkpoint.
 
@@ -52,7 +56,7 @@ def verify(
     path = Path(directory)
     tensors = read_headers(path)
     config = _config(path)
-    declared = _declared(path, config, tensors)
+    declared = read_declared(path, config, tensors)
     problems = list(declared.problems)
 
     def complain(kind: str, where: str, message: str) -> None:
@@ -109,7 +113,15 @@ def _config(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _declared(path: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> Declared:
+def read_declared(
+    path: Path, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]
+) -> Declared:
+    """What a checkpoint's config.json says of its modules.
+
+    Raises:
+        NothingMatchedError: It declares no quantization.
+        UsageError: It declares one that is not known.
+    """
     declaration = config.get("quantization_config")
     if not declaration:
         raise NothingMatchedError(
@@ -131,16 +143,20 @@ def _declared(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tenso
     )
 
 
-def _open(source: str) -> Source:
-    path = Path(source)
-    if path.is_dir() or path.suffix == ".safetensors":
-        return open_source(path, source)
-    from qrole.checkpoint.model_source import source_of_module
+def _open(source: str | LoadedModel) -> Source:
+    if isinstance(source, str) and _is_stored(source):
+        return open_source(Path(source), source)
+    from qrole.checkpoint.model_source import source_of_loaded
     from qrole.loading import load_model
 
-    loaded = load_model(source, weights=True)
-    assert loaded.module is not None, "a Python model has a module"
-    return source_of_module(loaded.module, source)
+    if isinstance(source, str):
+        source = load_model(source, weights=True)
+    return source_of_loaded(source)
+
+
+def _is_stored(source: str) -> bool:
+    path = Path(source)
+    return path.is_dir() or path.suffix == ".safetensors"
 
 
 def _places(path: Path) -> dict[str, tuple[str, int]]:
