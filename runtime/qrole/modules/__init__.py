@@ -15,7 +15,7 @@ from qrole.modules.layernorm_linear import LayerNormLinear
 from qrole.modules.layernorm_mlp import LayerNormMLP
 from qrole.modules.linear import Linear
 from qrole.modules.norm import LayerNorm, RMSNorm
-from qrole.modules.padding import Fp8Padding, Fp8Unpadding, get_align_size_for_quantization
+from qrole.modules.padding import Fp8Padding, Fp8Unpadding
 from qrole.modules.rebuild import RoleCountError, StaleQuantizersWarning
 from qrole.modules.slots import EmitsSlots, SlotFacts
 from qrole.modules.transformer import TransformerLayer
@@ -40,6 +40,5 @@ __all__ = [
     "StaleQuantizersWarning",
     "TransformerLayer",
     "apply_rotary_pos_emb",
-    "get_align_size_for_quantization",
     "ops",
 ]

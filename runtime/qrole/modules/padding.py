@@ -9,18 +9,9 @@ from torch import Tensor, nn
 
 from qrole.autocasting import current_autocast
 from qrole.errors import ConfigError
-from qrole.recipes import CustomRecipe, Recipe
+from qrole.recipes import get_align_size_for_quantization
 
-__all__ = ["Fp8Padding", "Fp8Unpadding", "get_align_size_for_quantization"]
-
-
-def get_align_size_for_quantization(recipe: Recipe) -> int:
-    """Multiple that each expert's rows are padded to; a custom recipe's factory is not asked."""
-    if isinstance(recipe, CustomRecipe):
-        return recipe.quantization_alignment
-    if recipe.mxfp8():
-        return 32
-    return 128 if recipe.nvfp4() else 16
+__all__ = ["Fp8Padding", "Fp8Unpadding"]
 
 
 class _Padding(nn.Module):

@@ -74,6 +74,7 @@ def results(tmp_path_factory):
     ]
 
 
+@pytest.mark.slow
 class TestTwoRanks:
     @pytest.mark.parametrize("recipe", ["built-in", "custom"])
     def test_scales_come_from_the_largest_amax_of_all_ranks(self, results, recipe):

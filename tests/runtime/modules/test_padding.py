@@ -8,47 +8,13 @@ import torch
 from qrole.autocasting import autocast
 from qrole.errors import ConfigError
 from qrole.factories import builtin, zoo
-from qrole.modules import (
-    Fp8Padding,
-    Fp8Unpadding,
-    GroupedLinear,
-    get_align_size_for_quantization,
-)
+from qrole.modules import Fp8Padding, Fp8Unpadding, GroupedLinear
 from qrole.recipes import (
     CustomRecipe,
-    DelayedScaling,
-    Float8BlockScaling,
-    Float8CurrentScaling,
     MXFP8BlockScaling,
     NVFP4BlockScaling,
 )
 from tests.runtime.modules.training import BF16, noise
-
-
-def _never(role):
-    raise AssertionError("the factory is not asked for the alignment")
-
-
-@pytest.mark.parametrize(
-    ("recipe", "align"),
-    [
-        (DelayedScaling(), 16),
-        (Float8CurrentScaling(), 16),
-        (Float8BlockScaling(), 16),
-        (MXFP8BlockScaling(), 32),
-        (NVFP4BlockScaling(), 128),
-        (CustomRecipe(_never), 128),
-        (CustomRecipe(_never, quantization_alignment=32), 32),
-    ],
-    ids=lambda v: getattr(v, "kind", str(v)),
-)
-def test_alignment_of_each_recipe(recipe, align):
-    assert get_align_size_for_quantization(recipe) == align
-
-
-def test_an_alignment_below_one_is_refused():
-    with pytest.raises(ValueError, match="quantization_alignment=0"):
-        CustomRecipe(_never, quantization_alignment=0)
 
 
 @pytest.mark.parametrize(
