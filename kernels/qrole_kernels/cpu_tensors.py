@@ -3,6 +3,8 @@
 Signatures are those of `qrole_kernels.reference`; what is missing here has no CPU kernel.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -144,23 +146,25 @@ def quantize_nvfp4(
     random_bits: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """See `qrole_kernels.reference.quantize_nvfp4`."""
-    if four_over_six or random_bits is not None:
-        return reference.quantize_nvfp4(x, amax, block_rows, e4m3_max, four_over_six, random_bits)
     check_choice("block_rows", block_rows, (1, 16))
     check_choice("e4m3_max", e4m3_max, (448, 256))
     check_amax(amax, x.shape[0], block_rows)
     x, packed = _readable(x), _bytes(x.shape[0], ceil_div(x.shape[1], 2))
     scale = _bytes(x.shape[0], ceil_div(x.shape[1], 16))
     out = packed.data_ptr(), scale.data_ptr()
+    if random_bits is not None:
+        check_shape("random_bits", random_bits, tuple(x.shape))
+        random_bits = random_bits.contiguous()
+    options: dict[str, Any] = {
+        "four_over_six": four_over_six,
+        "random_bits": 0 if random_bits is None else random_bits.data_ptr(),
+        "col_stride": x.stride(1),
+    }
     if amax.dim() == 0:
-        cpu.host_quantize_nvfp4(
-            *_source(x), amax.item(), block_rows, e4m3_max, *out, col_stride=x.stride(1)
-        )
+        cpu.host_quantize_nvfp4(*_source(x), amax.item(), block_rows, e4m3_max, *out, **options)
     else:
         per_row = amax.contiguous()
-        cpu.host_quantize_nvfp4_rows(
-            *_source(x), per_row.data_ptr(), e4m3_max, *out, col_stride=x.stride(1)
-        )
+        cpu.host_quantize_nvfp4_rows(*_source(x), per_row.data_ptr(), e4m3_max, *out, **options)
     return packed, scale
 
 

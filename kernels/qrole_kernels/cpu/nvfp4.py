@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 
 from qrole_kernels.cpu.arguments import (
     check_choice,
@@ -14,23 +15,29 @@ from qrole_kernels.cpu.blocks import block_amax
 from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import COMPACT, MATRIX, Walk, compact, matrix
 from qrole_kernels.cpu.jit import kernel
+from qrole_kernels.cpu.nvfp4_blocks import (
+    AMAX,
+    BLOCK,
+    BLOCK_OF_LANE,
+    GROUP,
+    STEPS,
+    block_factors,
+    e4m3_codes,
+    encode_scale,
+    row_amax,
+    write_blocks,
+)
+from qrole_kernels.cpu.nvfp4_four_over_six import ERRORS, quantize_nvfp4_four_over_six
 from qrole_kernels.cpu.pieces import Matrix, Piece, for_each_piece
-from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp4_codes, fp4_codes_stochastic, saturate_code
-from qrole_kernels.cpu.simd import F32, I8, I32, I64, PTR, Value, lanes, minimum, select
+from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp4_codes, fp4_codes_stochastic
+from qrole_kernels.cpu.simd import F32, I8, I32, PTR, Value, lanes, minimum
 from qrole_kernels.cpu.sink import SINKS, byte_pair, decode, decode_fp4_pair
-from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR
+from qrole_kernels.cpu.source import SOURCES, VECTOR, Pair
+from qrole_kernels.errors import ArgumentError
 from qrole_kernels.formats import E4M3
 
-BLOCK = 16
 BLOCK_ROWS = (1, BLOCK)
 E4M3_MAX = (448, 256)
-GROUP = 16 * BLOCK
-STEPS = GROUP // VECTOR
-AMAX = {"amax": PTR, "amax_step": I64, "full_scale": F32}
-"""The amax of row r lies `r * amax_step` bytes from `amax` (0: one for all rows); `full_scale` is
-what an amax maps to, 6 times the largest block scale."""
-
-_FACTOR_OF_LANE = [0] * 8 + [1] * 8
 
 
 @kernel(src=PTR, **AMAX, random=PTR, out=PTR, scale=PTR, **MATRIX)
@@ -43,45 +50,23 @@ def quantize_nvfp4(k: Kernel, dtype: str, block_rows: int, stochastic: bool) -> 
     inputs = [matrix(k, source.nbytes), *([compact(k, "random", 1, 1)] if stochastic else [])]
     outputs = [compact(k, "out", 2, 1), compact(k, "scale", BLOCK, 1)]
     walk = Walk(k, GROUP, inputs, outputs, block_rows)
-    ahead = AHEAD if block_rows == 1 else GROUP * source.nbytes
-    factors = k.scratch(64)
 
     with walk.rows() as row:
         lines = walk.lines(row)
-        s_enc = encode_scale(k, row)
-        s_dec = 1.0 / s_enc
+        s_enc = encode_scale(row_amax(k, row), k["full_scale"])
+        per_amax = (s_enc * (1 / 6)).splat(16)
         with walk.groups(row) as (src, *random, codes, scales):
+
+            def encode(pair: Pair, factor: Value, line: Value, i: Value) -> Value:
+                if not stochastic:
+                    return fp4_codes(pair, factor)
+                bits = byte_pair(random[0].line(line).at(i * VECTOR))
+                return fp4_codes_stochastic(pair, factor, bits)
+
             amax = block_amax(k, source, src, STEPS, None if block_rows == 1 else lines)
-            scale = minimum(amax * (s_enc * (1 / 6)).splat(16), FLOAT32_MAX)
-            scale_codes = e4m3_codes(scale)
-            value = decode(scale_codes, E4M3)
-            factors.store(minimum(1.0 / (value * s_dec.splat(16)), FLOAT32_MAX))
-            with k.range(lines) as line:
-                scales.line(line).store(scale_codes.narrow(I8))
-                with k.range(STEPS) as i:
-                    address = src.line(line).at(i * source.vector_nbytes)
-                    source.prefetch(address.at(ahead))
-                    two = factors.at(i * 8).load(lanes(F32, 2)).take(_FACTOR_OF_LANE)
-                    pair = source.pair(address)
-                    if stochastic:
-                        halves = byte_pair(random[0].line(line).at(i * VECTOR))
-                        found = fp4_codes_stochastic(pair, two, halves)
-                    else:
-                        found = fp4_codes(pair, two)
-                    codes.line(line).at(i * (VECTOR // 2)).store(found)
-
-
-def encode_scale(k: Kernel, row: Value) -> Value:
-    """S_enc of a row: what brings its block maxima into the range of the block scales."""
-    amax = k.pointer("amax").at(row * k["amax_step"]).load(F32)
-    scale = minimum(k["full_scale"] / amax, FLOAT32_MAX)
-    return select(amax.equals(0.0) | scale.equals(0.0), 1.0, scale)
-
-
-def e4m3_codes(value: Value) -> Value:
-    """E4M3 codes in 32-bit lanes; negative only under a negative amax."""
-    sign = (value.bits() >> 24) & 0x80
-    return (saturate_code(value.magnitude(), E4M3) & 0x7F) | sign
+            scale = e4m3_codes(minimum(amax * per_amax, FLOAT32_MAX))
+            factor = block_factors(scale, s_enc.splat(16))
+            write_blocks(walk, source, (src, codes, scales), lines, scale, factor, encode)
 
 
 @kernel(data=PTR, scale=PTR, **AMAX, out=PTR, **COMPACT)
@@ -94,14 +79,38 @@ def dequantize_nvfp4(k: Kernel, dtype: str) -> None:
     factors = k.scratch(64)
 
     with walk.rows() as row:
-        amax = k.pointer("amax").at(row * k["amax_step"]).load(F32).splat(16)
+        amax = row_amax(k, row).splat(16)
         with walk.groups(row) as (data, scales, out):
             scale = decode(scales.start.load(lanes(I8, 16)).widen(I32), E4M3)
             factors.store(scale * amax * to_amax)
             with k.range(STEPS) as i:
-                two = factors.at(i * 8).load(lanes(F32, 2)).take(_FACTOR_OF_LANE)
+                two = factors.at(i * 8).load(lanes(F32, 2)).take(BLOCK_OF_LANE)
                 even, odd = decode_fp4_pair(data.start.at(i * (VECTOR // 2)))
                 sink.store(out.start.at(i * sink.vector_nbytes), even * two, odd * two)
+
+
+@dataclass(frozen=True)
+class _Options:
+    """How to quantize.
+
+    Invariants: every option has one of its values; four-over-six compares errors of rounding to
+    nearest, and so excludes random bits.
+    """
+
+    block_rows: int
+    e4m3_max: int
+    four_over_six: str
+    random_bits: int
+
+    def __post_init__(self) -> None:
+        """Check the invariants."""
+        check_choice("block_rows", self.block_rows, BLOCK_ROWS)
+        check_choice("e4m3_max", self.e4m3_max, E4M3_MAX)
+        check_choice("four_over_six", self.four_over_six, ("", *ERRORS))
+        if self.four_over_six and self.random_bits:
+            raise ArgumentError(
+                "random_bits together with four_over_six", "one of the two", "Drop random_bits."
+            )
 
 
 def host_quantize_nvfp4(
@@ -116,6 +125,7 @@ def host_quantize_nvfp4(
     out: int,
     out_scale: int,
     *,
+    four_over_six: str = "",
     random_bits: int = 0,
     col_stride: int = 1,
     threads: int = 0,
@@ -123,14 +133,13 @@ def host_quantize_nvfp4(
     """Quantize in blocks of (block_rows, 16), block_rows 1 or 16, under one amax.
 
     `out` packed (rows, ceil(cols / 2)), `out_scale` E4M3 (rows, ceil(cols / 16)); `random_bits`
-    (rows, cols) bytes for stochastic rounding, 0 for none.
+    (rows, cols) bytes for stochastic rounding, 0 for none; `four_over_six` "mae" or "mse" chooses
+    the scale of each block by this error.
     """
     x = high_precision(src, dtype, rows, cols, row_stride, col_stride)
-    check_choice("block_rows", block_rows, BLOCK_ROWS)
+    options = _Options(block_rows, e4m3_max, four_over_six, random_bits)
     given = ctypes.c_float(amax)
-    _quantize(
-        x, dtype, (ctypes.addressof(given), 0), block_rows, e4m3_max, (random_bits, out, out_scale), threads
-    )
+    _quantize(x, dtype, (ctypes.addressof(given), 0), options, (out, out_scale), threads)
 
 
 def host_quantize_nvfp4_rows(
@@ -144,34 +153,37 @@ def host_quantize_nvfp4_rows(
     out: int,
     out_scale: int,
     *,
+    four_over_six: str = "",
     random_bits: int = 0,
     col_stride: int = 1,
     threads: int = 0,
 ) -> None:
     """The same in blocks of (1, 16), with one amax per row: fp32 (rows,) at address `amax`."""
     x = high_precision(src, dtype, rows, cols, row_stride, col_stride)
-    _quantize(x, dtype, (amax, 4), 1, e4m3_max, (random_bits, out, out_scale), threads)
+    options = _Options(1, e4m3_max, four_over_six, random_bits)
+    _quantize(x, dtype, (amax, 4), options, (out, out_scale), threads)
 
 
 def _quantize(
     x: Matrix,
     dtype: str,
     amax: tuple[int, int],
-    block_rows: int,
-    e4m3_max: int,
-    places: tuple[int, int, int],
+    options: _Options,
+    outputs: tuple[int, int],
     threads: int,
 ) -> None:
-    check_choice("e4m3_max", e4m3_max, E4M3_MAX)
-    (address, step), (random, out, scale) = amax, places
-    kernel = quantize_nvfp4(dtype, block_rows, random != 0)
+    (address, step), (out, scale), random = amax, outputs, options.random_bits
+    if options.four_over_six:
+        kernel = quantize_nvfp4_four_over_six(dtype, options.block_rows, options.four_over_six)
+    else:
+        kernel = quantize_nvfp4(dtype, options.block_rows, random != 0)
 
     def work(p: Piece) -> None:
-        full = address + step * p.first_row, step, 6.0 * e4m3_max
+        full = address + step * p.first_row, step, 6.0 * options.e4m3_max
         tensors = p.at(random, 1, 1), p.at(out, 2, 1), p.at(scale, BLOCK, 1)
         kernel(p.address, *full, *tensors, p.rows, p.cols, p.row_stride)
 
-    for_each_piece(work, x, block_rows, None if step else BLOCK, threads)
+    for_each_piece(work, x, options.block_rows, None if step else BLOCK, threads)
 
 
 def host_dequantize_nvfp4(

@@ -12,13 +12,23 @@ FLOAT32_MAX = float.fromhex("0x1.fffffep127")
 def round_code(magnitude: Value, mantissa_bits: int, bias: int) -> Value:
     """Codes of magnitudes that don't overflow the format, in 32-bit lanes; from bit 23 up is noise.
 
-    Adding 2^(e + 23 - mantissa_bits), where e is the exponent of the magnitude and at least that of
-    the smallest normal number, leaves the rounded mantissa in the low bits of the sum.
+    The sum with `_rounder` has the rounded mantissa in its low bits.
     """
     kept = 23 - mantissa_bits
-    exponent = maximum(magnitude, 2.0 ** (1 - bias)).bits() & 0x7F800000
-    rounded = (magnitude + (exponent + (kept << 23)).as_f32()).bits()
+    rounded = (magnitude + _rounder(magnitude, mantissa_bits, bias)).bits()
     return rounded + (rounded >> kept) - ((127 + 1 - bias + kept) << mantissa_bits)
+
+
+def round_value(magnitude: Value, form: ElementFormat) -> Value:
+    """The values that `round_code` encodes, in fp32."""
+    rounder = _rounder(magnitude, form.mantissa_bits, form.bias)
+    return magnitude + rounder - rounder
+
+
+def _rounder(magnitude: Value, mantissa_bits: int, bias: int) -> Value:
+    """2^(e + 23 - mantissa_bits), e the exponent of the magnitude or of the smallest normal one."""
+    exponent = maximum(magnitude, 2.0 ** (1 - bias)).bits() & 0x7F800000
+    return (exponent + ((23 - mantissa_bits) << 23)).as_f32()
 
 
 def saturate_code(magnitude: Value, form: ElementFormat) -> Value:

@@ -17,7 +17,11 @@ def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=["own", *LEVELS])
+# Where the own processor has AVX-512, its code is nearly the same.
+SLOW = {"avx512": pytest.mark.slow}
+
+
+@pytest.fixture(params=["own", *[pytest.param(n, marks=SLOW.get(n, ())) for n in LEVELS]])
 def target(request: pytest.FixtureRequest) -> Iterator[str]:
     """The machine's own processor and each instruction set; one it lacks is an expected failure."""
     name: str = request.param

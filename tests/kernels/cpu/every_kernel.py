@@ -3,10 +3,20 @@
 from collections.abc import Iterator
 from itertools import product
 
-from qrole_kernels.cpu import amax, fp8, fp8_block, hadamard, mxfp4, mxfp8, nvfp4, transpose
+from qrole_kernels.cpu import (
+    amax,
+    fp8,
+    fp8_block,
+    hadamard,
+    mxfp4,
+    mxfp8,
+    nvfp4,
+    nvfp4_four_over_six,
+    transpose,
+)
 from qrole_kernels.cpu.jit import KernelFamily
 
-DTYPES, FP8, POWER_OF_TWO = ("bf16", "f16"), ("e4m3",), (True,)
+DTYPES, FP8, POWER_OF_TWO = ("bf16",), ("e4m3",), (True,)
 
 VARIANTS: dict[KernelFamily, tuple[tuple[object, ...], ...]] = {
     amax.amax: (DTYPES,),
@@ -23,7 +33,8 @@ VARIANTS: dict[KernelFamily, tuple[tuple[object, ...], ...]] = {
     mxfp8.dequantize_mxfp8_columns: (FP8, DTYPES),
     mxfp4.quantize_mxfp4: (DTYPES, mxfp4.RULES),
     mxfp4.dequantize_mxfp4: (DTYPES,),
-    nvfp4.quantize_nvfp4: (DTYPES, (1, 16)),
+    nvfp4.quantize_nvfp4: (DTYPES, (1, 16), (False, True)),
+    nvfp4_four_over_six.quantize_nvfp4_four_over_six: (DTYPES, (1, 16), ("mae",)),
     nvfp4.dequantize_nvfp4: (DTYPES,),
     hadamard.hadamard16: (),
     transpose.transpose: ((2, 4),),

@@ -1,7 +1,7 @@
 """Compiled kernels against the reference, bit for bit, on every instruction set."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def assert_same(given: Iterator[Tensor], wanted: tuple[Tensor, ...], what: str) -> None:
+def assert_same(given: Iterable[Tensor], wanted: tuple[Tensor, ...], what: str) -> None:
     for i, (ours, theirs) in enumerate(zip(given, wanted, strict=True)):
         assert_bits_equal(ours, theirs, f"{what}, output {i}")
 
@@ -76,6 +76,47 @@ def test_quantize_nvfp4(target, rows, block_rows, e4m3_max, share, dtype):
     wanted = expected_nvfp4(dtype, rows, block_rows, e4m3_max, share)
     for (what, x), (amax, outputs) in zip(inputs(dtype), wanted, strict=True):
         assert_same(cpu_tensors.quantize_nvfp4(x, amax, block_rows, e4m3_max), outputs, what)
+
+
+def amax_of(x: Tensor, rows: bool) -> Tensor:
+    return reference.amax_rows(x) if rows else reference.amax(x)
+
+
+SCOPES = pytest.mark.parametrize(
+    ("rows", "block_rows"), [(False, 1), (False, 16), (True, 1)], ids=["tensor", "square", "rows"]
+)
+
+
+@functools.cache
+def expected_stochastic(dtype: str, rows: bool, block_rows: int):
+    results = []
+    for i, (_, x) in enumerate(inputs(dtype)):
+        amax, bits = amax_of(x, rows), codes(*x.shape, i)
+        results.append((amax, bits, reference.quantize_nvfp4(x, amax, block_rows, 448, "", bits)))
+    return results
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@SCOPES
+def test_stochastic_nvfp4(target, rows, block_rows, dtype):
+    wanted = expected_stochastic(dtype, rows, block_rows)
+    for (what, x), (amax, bits, outputs) in zip(inputs(dtype), wanted, strict=True):
+        assert_same(cpu_tensors.quantize_nvfp4(x, amax, block_rows, 448, "", bits), outputs, what)
+
+
+@functools.cache
+def expected_four_over_six(dtype: str, rows: bool, block_rows: int, error: str):
+    pairs = [(x, amax_of(x, rows)) for _, x in inputs(dtype)]
+    return [(a, reference.quantize_nvfp4(x, a, block_rows, 448, error)) for x, a in pairs]
+
+
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("error", ["mae", "mse"])
+@SCOPES
+def test_four_over_six(target, rows, block_rows, error, dtype):
+    wanted = expected_four_over_six(dtype, rows, block_rows, error)
+    for (what, x), (amax, outputs) in zip(inputs(dtype), wanted, strict=True):
+        assert_same(cpu_tensors.quantize_nvfp4(x, amax, block_rows, 448, error), outputs, what)
 
 
 @pytest.mark.parametrize("element", FP8)

@@ -38,6 +38,9 @@ def test_same_bits(dtype, request):
     x = matrix(dtype)
     calls = [*QUANTIZE, ("quantize_fp8", torch.tensor(0.3), "e5m2")]
     calls += [("quantize_nvfp4", a, b) for a, b in ((torch.tensor(9.0), 16), (x[:, 0].float(), 1))]
+    bits = torch.arange(x.numel()).to(torch.uint8).view(x.shape)
+    calls.append(("quantize_nvfp4", torch.tensor(9.0), 1, 448, "", bits))
+    calls.append(("quantize_nvfp4", torch.tensor(9.0), 16, 448, "mae"))
     compiled = [as_tuple(getattr(cpu_tensors, name)(x, *options)) for name, *options in calls]
     decoded = [getattr(cpu_tensors, name)(*given, x.dtype) for name, given in encoded()]
     transformed = cpu_tensors.hadamard16(matrix("bf16")[:, :96])

@@ -13,7 +13,7 @@ from qrole_kernels.cpu import pieces, threads
 from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.jit import KernelFamily
 from qrole_kernels.cpu.pieces import Matrix, Piece, for_each_piece
-from qrole_kernels.cpu.simd import I64, PTR
+from qrole_kernels.cpu.simd import I64, PTR, maximum
 from qrole_kernels.errors import ArgumentError
 from tests.kernels.bitexact import assert_bits_equal
 from tests.kernels.cpu.matrices import DTYPES, KINDS
@@ -78,8 +78,7 @@ def wait_for_flag(k: Kernel) -> None:
     started, flag, seen = (k.pointer(name) for name in ("started", "flag", "seen"))
     started.store(k.constant(I64, 1))
     with k.range(10_000), k.when(seen.load(I64).equals(0)), k.range(1_000_000):
-        with k.when(flag.load(I64) > 0):
-            seen.store(k.constant(I64, 1))
+        seen.store(maximum(seen.load(I64), flag.load(I64)))
 
 
 def test_kernels_run_without_the_gil():

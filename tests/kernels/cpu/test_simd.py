@@ -160,6 +160,9 @@ def test_conversions(target):
     assert evaluate(lambda a: a.widen(I32), [halves], [I16], I32) == halves
     small = list(range(LANES))
     assert evaluate(lambda a: a.to_f32(), [small], [I32], F32) == [float(v) for v in small]
+    fractions = [f32(v * 1.7) for v in range(-8, 8)]
+    given = evaluate(lambda a: a.truncate(), [fractions], [F32], I32)
+    assert given == [int(v) & MASK for v in fractions]
     numbers = [f32(v) for v in FLOATS]
     assert same(evaluate(lambda a: a.bits().as_f32(), [numbers], [F32], F32), numbers)
     assert same(evaluate(lambda a: a.magnitude(), [numbers], [F32], F32), [abs(v) for v in numbers])

@@ -117,10 +117,8 @@ def host_dequantize_nvfp4(
     threads: int = 0,
 ) -> None:
     """As in `host`."""
-    codes, scales = (
-        raw_bytes(data, rows, ceil_div(cols, 2)),
-        raw_bytes(scale, rows, ceil_div(cols, 16)),
-    )
+    codes = raw_bytes(data, rows, ceil_div(cols, 2))
+    scales = raw_bytes(scale, rows, ceil_div(cols, 16))
     largest = torch.tensor(amax)
     values = contiguous(out, DTYPES[dtype], rows, cols)
     for part in portions(rows, cols):
@@ -143,10 +141,8 @@ def host_dequantize_nvfp4_rows(
     threads: int = 0,
 ) -> None:
     """As in `host`."""
-    codes, scales = (
-        raw_bytes(data, rows, ceil_div(cols, 2)),
-        raw_bytes(scale, rows, ceil_div(cols, 16)),
-    )
+    codes = raw_bytes(data, rows, ceil_div(cols, 2))
+    scales = raw_bytes(scale, rows, ceil_div(cols, 16))
     largest = floats(amax, rows)[:, 0]
     values = contiguous(out, DTYPES[dtype], rows, cols)
     for part in portions(rows, cols):
@@ -160,10 +156,8 @@ def host_dequantize_mxfp4(
     data: int, rows: int, cols: int, scale: int, dtype: str, out: int, *, threads: int = 0
 ) -> None:
     """As in `host`."""
-    codes, scales = (
-        raw_bytes(data, rows, ceil_div(cols, 2)),
-        raw_bytes(scale, rows, ceil_div(cols, 32)),
-    )
+    codes = raw_bytes(data, rows, ceil_div(cols, 2))
+    scales = raw_bytes(scale, rows, ceil_div(cols, 32))
     values = contiguous(out, DTYPES[dtype], rows, cols)
     for part in portions(rows, cols):
         found = reference.dequantize_mxfp4(codes[part], scales[part], values.dtype)

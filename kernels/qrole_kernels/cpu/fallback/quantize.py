@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from qrole_kernels import reference
 from qrole_kernels.cpu.fallback.memory import (
@@ -153,18 +156,17 @@ def host_quantize_nvfp4(
     out: int,
     out_scale: int,
     *,
+    four_over_six: str = "",
+    random_bits: int = 0,
     col_stride: int = 1,
     threads: int = 0,
 ) -> None:
     """As in `host`."""
     x = matrix(src, dtype, rows, cols, row_stride, col_stride)
-    codes, scales = (
-        raw_bytes(out, rows, ceil_div(cols, 2)),
-        raw_bytes(out_scale, rows, ceil_div(cols, 16)),
-    )
     largest = torch.tensor(amax)
-    for part in portions(rows, cols):
-        codes[part], scales[part] = reference.quantize_nvfp4(x[part], largest, block_rows, e4m3_max)
+    _nvfp4(
+        x, lambda part: largest, block_rows, e4m3_max, four_over_six, (random_bits, out, out_scale)
+    )
 
 
 def host_quantize_nvfp4_rows(
@@ -178,18 +180,34 @@ def host_quantize_nvfp4_rows(
     out: int,
     out_scale: int,
     *,
+    four_over_six: str = "",
+    random_bits: int = 0,
     col_stride: int = 1,
     threads: int = 0,
 ) -> None:
     """As in `host`."""
     x = matrix(src, dtype, rows, cols, row_stride, col_stride)
-    codes, scales = (
-        raw_bytes(out, rows, ceil_div(cols, 2)),
-        raw_bytes(out_scale, rows, ceil_div(cols, 16)),
-    )
     largest = floats(amax, rows)[:, 0]
+    _nvfp4(x, lambda part: largest[part], 1, e4m3_max, four_over_six, (random_bits, out, out_scale))
+
+
+def _nvfp4(
+    x: Tensor,
+    amax_of: Callable[[slice], Tensor],
+    block_rows: int,
+    e4m3_max: int,
+    four_over_six: str,
+    places: tuple[int, int, int],
+) -> None:
+    (rows, cols), (random, out, scale) = x.shape, places
+    bits = raw_bytes(random, rows, cols) if random else None
+    codes = raw_bytes(out, rows, ceil_div(cols, 2))
+    scales = raw_bytes(scale, rows, ceil_div(cols, 16))
     for part in portions(rows, cols):
-        codes[part], scales[part] = reference.quantize_nvfp4(x[part], largest[part], 1, e4m3_max)
+        chosen = None if bits is None else bits[part]
+        codes[part], scales[part] = reference.quantize_nvfp4(
+            x[part], amax_of(part), block_rows, e4m3_max, four_over_six, chosen
+        )
 
 
 def host_quantize_mxfp4(
@@ -207,10 +225,8 @@ def host_quantize_mxfp4(
 ) -> None:
     """As in `host`."""
     x = matrix(src, dtype, rows, cols, row_stride, col_stride)
-    codes, scales = (
-        raw_bytes(out, rows, ceil_div(cols, 2)),
-        raw_bytes(out_scale, rows, ceil_div(cols, 32)),
-    )
+    codes = raw_bytes(out, rows, ceil_div(cols, 2))
+    scales = raw_bytes(out_scale, rows, ceil_div(cols, 32))
     for part in portions(rows, cols):
         codes[part], scales[part] = reference.quantize_mxfp4(x[part], rule)
 
