@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from qrole.auditing.registry import Hit, Severity, check
@@ -188,13 +188,16 @@ def not_covered(subject: PlanSubject) -> Iterator[Hit]:
     Register an emitter for the module's class (entry points of the group `qrole.emitters`), or
     ignore the code for these modules where that is meant.
     """
+    missed = [found for found in subject.inventory.uncovered if found.quantizable]
+    numel: Counter[str] = Counter()
+    for found in missed:
+        numel[found.reason] += found.numel
     total = max(subject.inventory.numel, 1)
-    for found in subject.inventory.uncovered:
-        if found.quantizable:
-            share = found.numel / total
-            yield Hit(
-                found.module or ".",
-                f"{found.reason}; {share:.1%} of the model's parameters",
-                "register an emitter for its class, or ignore this code for the module",
-                found.module,
-            )
+    for found in missed:
+        share = numel[found.reason] / total
+        yield Hit(
+            found.module or ".",
+            f"{found.reason}; such are {share:.1%} of the model's parameters",
+            "register an emitter for its class, or ignore this code for the module",
+            found.module,
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,8 +135,14 @@ def _stored_weights(model: LoadedModel, names: Iterable[str]) -> Iterator[Weight
 
 
 def _facts(name: str, weight: torch.Tensor) -> WeightFacts:
+    """One pass over the values; only a weight that is not finite is counted in more."""
     import torch
 
-    nan = int(torch.isnan(weight).sum())
-    inf = int(torch.isinf(weight).sum())
-    return WeightFacts(name, weight.numel(), nan, inf, not bool(torch.count_nonzero(weight)))
+    if not weight.numel() or not weight.is_floating_point():
+        return WeightFacts(name, weight.numel(), 0, 0, False)
+    values = weight.float() if weight.element_size() == 1 else weight
+    low, high = (float(bound) for bound in torch.aminmax(values))
+    if math.isfinite(low) and math.isfinite(high):
+        return WeightFacts(name, weight.numel(), 0, 0, low == high == 0.0)
+    nan, inf = int(torch.isnan(values).sum()), int(torch.isinf(values).sum())
+    return WeightFacts(name, weight.numel(), nan, inf, False)
