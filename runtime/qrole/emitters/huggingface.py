@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,9 +17,10 @@ from qrole.errors import CheckpointError, UsageError
 from qrole.roles import Slot
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
-__all__ = ["HuggingFaceEmitter", "build_from_directory"]
+__all__ = ["HuggingFaceEmitter", "build_from_directory", "build_from_state"]
 
 
 class HuggingFaceEmitter(Emitter):
@@ -93,6 +95,44 @@ def build_from_directory(
     return module.eval()
 
 
+def build_from_state(
+    directory: Path,
+    config: dict[str, Any],
+    state: Mapping[str, torch.Tensor],
+    dtype: torch.dtype,
+    trust_remote_code: bool,
+) -> tuple[nn.Module, list[str]]:
+    """The model of a HuggingFace directory with weights from memory, in eval mode.
+
+    Args:
+        directory: Holds config.json; its weights are not read.
+        config: The parsed config.json, without its quantization.
+        state: Tensors by the names that the architecture's checkpoints have.
+        dtype: Of the model.
+        trust_remote_code: Run code that the directory brings.
+
+    Returns:
+        The model, and the names of tensors that it has no place for.
+
+    Raises:
+        UsageError, CheckpointError, MissingExtraError: As `build_from_directory`.
+    """
+    empty = build_from_directory(directory, config, False, trust_remote_code)
+    parsed: Any = empty.config
+    if hasattr(parsed, "quantization_config"):
+        del parsed.quantization_config
+    module, info = _from_pretrained(
+        type(empty), directory, None, config=parsed, state_dict=dict(state), dtype=dtype
+    )
+    generation = directory / "generation_config.json"
+    if generation.is_file() and getattr(module, "generation_config", None) is not None:
+        owner: Any = module
+        owner.generation_config = type(owner.generation_config).from_pretrained(
+            directory, local_files_only=True
+        )
+    return module, sorted(info.get("unexpected_keys", ()))
+
+
 def _model_class(transformers: Any, directory: Path, config: dict[str, Any]) -> Any:
     names = config.get("architectures") or []
     if config.get("auto_map"):
@@ -110,18 +150,27 @@ def _model_class(transformers: Any, directory: Path, config: dict[str, Any]) -> 
 
 
 def _load_weights(cls: Any, directory: Path, trust_remote_code: bool) -> nn.Module:
+    module, _ = _from_pretrained(
+        cls,
+        directory,
+        directory,
+        dtype="auto",
+        local_files_only=True,
+        trust_remote_code=trust_remote_code,
+    )
+    return module
+
+
+def _from_pretrained(
+    cls: Any, directory: Path, source: Path | None, **options: Any
+) -> tuple[nn.Module, dict[str, Any]]:
+    """What a class makes of weights, and what it says of their names; none may be missing."""
     from transformers.utils import logging
 
     # Its bar would run beside qrole's own, on terminals and in logs alike.
     logging.disable_progress_bar()
     try:
-        module, info = cls.from_pretrained(
-            directory,
-            dtype="auto",
-            local_files_only=True,
-            trust_remote_code=trust_remote_code,
-            output_loading_info=True,
-        )
+        module, info = cls.from_pretrained(source, output_loading_info=True, **options)
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"transformers cannot load {directory}: {error}",
@@ -135,5 +184,4 @@ def _load_weights(cls: Any, directory: Path, trust_remote_code: bool) -> nn.Modu
             expected="every weight of the architecture that config.json names",
             hint="check that the download is complete",
         )
-    loaded: nn.Module = module
-    return loaded.eval()
+    return module.eval(), info
