@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import math
+from collections.abc import Callable
 
 from qrole_kernels.cpu.arguments import high_precision
 from qrole_kernels.cpu.blocks import KeysOf, one_block, without_nan
@@ -10,7 +12,7 @@ from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import MATRIX, Walk, matrix
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.pieces import Piece, for_each_piece
-from qrole_kernels.cpu.simd import F32, PTR, Value, maximum
+from qrole_kernels.cpu.simd import F32, I32, PTR, Value, maximum
 from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR, Source
 
 STEPS = 4
@@ -27,6 +29,16 @@ def amax(k: Kernel, dtype: str) -> None:
 
 
 @kernel(src=PTR, out=PTR, **MATRIX)
+def amax_or_nan(k: Kernel, dtype: str) -> None:
+    """One fp32 for the matrix, NaN where it holds one."""
+    source = SOURCES[dtype]
+    largest = k.variable(k.constant(I32, 0))
+    with k.range(k["rows"]) as row:
+        largest.set(maximum(row_bits(k, source, row)(source.keys), largest.get()))
+    k.pointer("out").store(largest.get().as_f32())
+
+
+@kernel(src=PTR, out=PTR, **MATRIX)
 def amax_rows(k: Kernel, dtype: str) -> None:
     """One fp32 per row."""
     with k.range(k["rows"]) as row:
@@ -35,6 +47,11 @@ def amax_rows(k: Kernel, dtype: str) -> None:
 
 def row_amax(k: Kernel, source: Source, row: Value) -> Value:
     """The largest magnitude of a row (fp32 scalar)."""
+    return without_nan(k, source, row_bits(k, source, row))
+
+
+def row_bits(k: Kernel, source: Source, row: Value) -> Callable[[KeysOf], Value]:
+    """The largest magnitude of a row from integer keys, as fp32 bits (scalar)."""
     walk = Walk(k, GROUP, [matrix(k, source.nbytes)], [])
 
     def compute(keys: KeysOf) -> Value:
@@ -45,7 +62,7 @@ def row_amax(k: Kernel, source: Source, row: Value) -> Value:
                 variable.set(maximum(variable.get(), keys(address)))
         return one_block(source, [variable.get() for variable in largest])
 
-    return without_nan(k, source, compute)
+    return compute
 
 
 def host_amax(
@@ -56,11 +73,12 @@ def host_amax(
     row_stride: int,
     *,
     col_stride: int = 1,
+    keep_nan: bool = False,
     threads: int = 0,
 ) -> float:
-    """The largest magnitude; NaN is ignored, an empty matrix has 0."""
+    """The largest magnitude; an empty matrix has 0. NaN is ignored, or the result if it is kept."""
     x = high_precision(src, dtype, rows, cols, row_stride, col_stride)
-    kernel = amax(dtype)
+    kernel = (amax_or_nan if keep_nan else amax)(dtype)
     found = [0.0]
 
     def work(p: Piece) -> None:
@@ -69,7 +87,7 @@ def host_amax(
         found.append(largest.value)
 
     for_each_piece(work, x, threads=threads)
-    return max(found)
+    return math.nan if any(map(math.isnan, found)) else max(found)
 
 
 def host_amax_rows(

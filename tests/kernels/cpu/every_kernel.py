@@ -20,6 +20,7 @@ DTYPES, FP8, POWER_OF_TWO = ("bf16",), ("e4m3",), (True,)
 
 VARIANTS: dict[KernelFamily, tuple[tuple[object, ...], ...]] = {
     amax.amax: (DTYPES,),
+    amax.amax_or_nan: (DTYPES,),
     amax.amax_rows: (DTYPES,),
     fp8.quantize_fp8: (DTYPES, FP8, (False, True)),
     fp8.quantize_fp8_rows: (DTYPES, FP8),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -27,11 +28,14 @@ def host_amax(
     row_stride: int,
     *,
     col_stride: int = 1,
+    keep_nan: bool = False,
     threads: int = 0,
 ) -> float:
     """As in `host`."""
     x = matrix(src, dtype, rows, cols, row_stride, col_stride)
-    parts = portions(rows, cols)
+    parts = list(portions(rows, cols))
+    if keep_nan and any(bool(x[part].isnan().any()) for part in parts):
+        return math.nan
     return max((float(reference.amax(x[part])) for part in parts), default=0.0)
 
 
