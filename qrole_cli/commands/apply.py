@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from qrole.calibrate import DeadExperts
 from qrole.checkpoint.constraints import OnShape
 from qrole.checkpoint.schemes import Fp8Mode
 from qrole.errors import UsageError
+from qrole_cli import console
 from qrole_cli.console import Column, OutputFormat, finish, note, progress, show
 from qrole_cli.options import (
     FactoryOption,
@@ -95,6 +97,9 @@ def register(app: typer.Typer) -> None:
         workers: Annotated[
             int, typer.Option(min=0, help="Threads; the bytes do not depend on it.")
         ] = 0,
+        fsync: Annotated[
+            bool, typer.Option("--fsync", help="Wait until the disk has everything.")
+        ] = False,
         force: Annotated[bool, typer.Option("--force", help="Replace the output.")] = False,
         dry_run: Annotated[
             bool, typer.Option("--dry-run", help="Print what it would cost, write nothing.")
@@ -128,11 +133,13 @@ def register(app: typer.Typer) -> None:
 
             _show_bill(bill(prepare(model, factory, options), workers), chosen)
             return
+        if os.environ.get("RANK", "0") != "0":
+            console.settings.quiet = True  # the first of torchrun's processes speaks for all
         rules = tuple(parse_rule(text) for text in calibration or ())
         how = CalibrationOptions(
             data, samples, seq_len, batch_size, rules, dead_experts, trust_remote_code
         )
-        report = _write(model, factory, output, options, how, force, workers)
+        report = _write(model, factory, output, options, how, force, workers, fsync)
         if chosen is OutputFormat.JSON:
             show((), (), report.to_json(), chosen)
         _say(report)
@@ -147,6 +154,7 @@ def _write(
     calibration: CalibrationOptions,
     force: bool,
     workers: int,
+    fsync: bool,
 ) -> ApplyReport:
     from qrole.checkpoint.apply import apply as write
 
@@ -168,6 +176,7 @@ def _write(
             force=force,
             calibration=calibration,
             workers=workers,
+            fsync=fsync,
             on_progress=bar.update,
             on_calibration=seen.update,
         )

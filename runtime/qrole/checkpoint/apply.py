@@ -1,6 +1,6 @@
 """`apply`: a factory's plan, written as a checkpoint.
 
-Reading order: `job.prepare` lays everything out; `apply` calibrates where scales are static, lets
+Reading order: `job.prepare` lays everything out; a run calibrates where scales are static, lets
 workers write the units, checks what was written and gives it its name.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,13 @@ from qrole.checkpoint.inputs import CalibrationOptions, InputRanges, input_range
 from qrole.checkpoint.job import ApplyOptions, Job, prepare
 from qrole.checkpoint.manifest import MANIFEST, manifest
 from qrole.checkpoint.other_files import copy_other_files
+from qrole.checkpoint.ranks import Ranks, ranks_of_environment
 from qrole.checkpoint.shards import index_text
 from qrole.checkpoint.staging import Staging, check_output
-from qrole.checkpoint.stream import Writer, create_files, run_units
+from qrole.checkpoint.stream import Writer, run_units
 from qrole.checkpoint.units import Unit
 from qrole.errors import CheckpointError, InterruptedRunError
+from qrole.loading import LoadedModel
 from qrole.plugins import Factory
 from qrole_kernels.cpu.threads import default_threads
 
@@ -62,7 +64,7 @@ class ApplyReport:
 
 
 def apply(
-    model: str,
+    model: str | LoadedModel,
     factory: str | Factory | Callable[..., Any],
     output: str | Path,
     *,
@@ -70,19 +72,23 @@ def apply(
     force: bool = False,
     calibration: CalibrationOptions | None = None,
     workers: int = 0,
+    fsync: bool = False,
     on_progress: OnProgress | None = None,
     on_calibration: OnProgress | None = None,
 ) -> ApplyReport:
     """Quantizes a model's weights by a factory's plan and writes a checkpoint.
 
     Args:
-        model: A HuggingFace-style directory, a `.safetensors` file, or Python that builds a model.
+        model: A HuggingFace-style directory, a `.safetensors` file, Python that builds a model, or
+            a loaded model.
         factory: Its name as `--factory` takes it, or the function.
         output: The directory; must not exist.
         options: Layout, schemes and what must load the result.
         force: Replace an existing directory.
         calibration: How the inputs of static layers are looked at; not used where none is static.
         workers: Threads; 0 for as many as the kernels use. The bytes do not depend on it.
+        fsync: Wait until the disk has everything before the output gets its name; without it a
+            power cut in the next seconds can cost its content, as after `cp`.
         on_progress: Called with source bytes done and in total.
         on_calibration: Called with calibration batches done and in total.
 
@@ -93,15 +99,13 @@ def apply(
         InterruptedRunError: Stopped by the user; the next run goes on.
     """
     final = Path(output)
-    job = prepare(model, factory, options or ApplyOptions())
-    check_output(final, job.source.directory, force)
-    staging = Staging(final)
-    staging.lock()
+    ranks = ranks_of_environment()
     try:
-        inputs = input_ranges(
-            job, calibration or CalibrationOptions(), staging.work, on_calibration
-        )
-        return _write(job, staging, inputs, workers or default_threads(), on_progress)
+        job = prepare(model, factory, options or ApplyOptions())
+        if ranks.leads:
+            check_output(final, job.source.directory, force)
+        run = _Run(job, Staging(final), ranks, workers or default_threads(), fsync)
+        return run.do(calibration or CalibrationOptions(), on_progress, on_calibration)
     except KeyboardInterrupt as error:
         raise InterruptedRunError(
             f"stopped before {final} was complete",
@@ -109,72 +113,99 @@ def apply(
             hint="run the same command again: it goes on where it stopped",
         ) from error
     finally:
-        staging.release()
-        job.source.close()
+        ranks.close()
 
 
-def _write(
-    job: Job,
-    staging: Staging,
-    inputs: InputRanges,
-    workers: int,
-    on_progress: OnProgress | None,
-) -> ApplyReport:
-    identity = job.identity(inputs.amaxes)
-    done, dropped = staging.resume(identity)
-    create_files(job.shards, staging.out)
-    journal = staging.journal(identity)
-    writer = Writer(job.source, job.shards, job.layout, staging.out, inputs.amaxes, journal)
-    amaxes = {m: amax for unit in done.values() for m, amax in unit.items()}
-    total = sum(unit.nbytes for unit in job.units)
-    reused = sum(unit.nbytes for unit in job.units if unit.key in done)
-    counter = _Counter(reused, total, on_progress)
+@dataclass
+class _Run:
+    """One process's part in a job, from the lock to the published directory."""
 
-    def do(unit: Unit) -> None:
-        amaxes.update(writer.do(unit))
-        counter.add(unit.nbytes)
+    job: Job
+    staging: Staging
+    ranks: Ranks
+    workers: int
+    fsync: bool
 
-    try:
-        rest = (unit for unit in job.units if unit.key not in done)
-        run_units(rest, do, workers, threading.Event())
-    finally:
-        writer.close()
-        journal.close()
-    _finish(job, staging, amaxes, inputs)
-    return ApplyReport(
-        output=staging.final,
-        schemes={name: len(layers) for name, layers in job.selection.schemes().items()},
-        source_bytes=total,
-        output_bytes=sum(shard.nbytes for shard in job.shards),
-        reused_bytes=reused,
-        dropped_remains=dropped,
-        verdicts=job.verdicts,
-        notes=(*job.selection.notes, *inputs.notes),
-    )
+    def do(
+        self,
+        calibration: CalibrationOptions,
+        on_progress: OnProgress | None,
+        on_calibration: OnProgress | None,
+    ) -> ApplyReport:
+        try:
+            if self.ranks.leads:
+                self.staging.lock()
+                inputs = input_ranges(self.job, calibration, self.staging.work, on_calibration)
+            self.ranks.wait_for_all()
+            if not self.ranks.leads:  # reads what the first process has found
+                inputs = input_ranges(self.job, calibration, self.staging.work, None)
+            return self._write(inputs, on_progress)
+        finally:
+            self.staging.release()
+            self.job.source.close()
 
+    def _write(self, inputs: InputRanges, on_progress: OnProgress | None) -> ApplyReport:
+        job, staging = self.job, self.staging
+        identity = job.identity(inputs.amaxes)
+        dropped = self.ranks.leads and staging.prepare(identity, job.shards)
+        self.ranks.wait_for_all()
+        done = staging.done(identity)
+        total = sum(unit.nbytes for unit in job.units)
+        reused = sum(unit.nbytes for unit in job.units if unit.key in done)
+        self.ranks.wait_for_all()  # everyone has read the journals before anyone writes one
+        self._units(identity, inputs, set(done), _Counter(reused, total, on_progress))
+        self.ranks.wait_for_all()
+        if self.ranks.leads:
+            self._publish(identity, inputs)
+        self.ranks.wait_for_all()
+        return ApplyReport(
+            output=staging.final,
+            schemes={name: len(layers) for name, layers in job.selection.schemes().items()},
+            source_bytes=total,
+            output_bytes=sum(shard.nbytes for shard in job.shards),
+            reused_bytes=reused,
+            dropped_remains=dropped,
+            verdicts=job.verdicts,
+            notes=(*job.selection.notes, *inputs.notes),
+        )
 
-def _finish(job: Job, staging: Staging, amaxes: Mapping[str, float], inputs: InputRanges) -> None:
-    """Everything beside the weights, the check of what is there, the index, and the name."""
-    job.source.check_unchanged()
-    if job.source.directory is not None and job.source.config_text is not None:
-        copy_other_files(job.source.directory, staging.out)
-    for name, text in job.layout.documents(job.selection, job.source).items():
-        staging.write_text(name, text)
-    record = manifest(
-        job.source,
-        job.selection,
-        job.plan.factory,
-        job.layout.name,
-        job.options.for_bytes(),
-        amaxes,
-        inputs.record,
-    )
-    staging.write_text(MANIFEST, json.dumps(record, indent=2, sort_keys=True) + "\n")
-    _check_written(job, staging.out)
-    index = index_text(job.shards)
-    if index is not None:
-        staging.write_text("model.safetensors.index.json", index)
-    staging.publish()
+    def _units(
+        self, identity: str, inputs: InputRanges, done: Container[str], counter: _Counter
+    ) -> None:
+        job, out = self.job, self.staging.out
+        journal = self.staging.journal(identity, self.ranks.rank)
+        writer = Writer(job.source, job.shards, job.layout, out, inputs.amaxes, journal)
+
+        def do(unit: Unit) -> None:
+            writer.do(unit)
+            counter.add(unit.nbytes)
+
+        try:
+            rest = [unit for unit in job.units if unit.key not in done]
+            run_units(self.ranks.deal(rest), do, self.workers)
+        finally:
+            writer.close()
+            journal.close()
+
+    def _publish(self, identity: str, inputs: InputRanges) -> None:
+        """What stands beside the weights, the check of what is there, the index, and the name."""
+        job, staging = self.job, self.staging
+        done = staging.done(identity)
+        lost = [unit.key for unit in job.units if unit.key not in done]
+        assert not lost, f"units that nobody did: {lost[:3]}"
+        job.source.check_unchanged()
+        if job.source.directory is not None and job.source.config_text is not None:
+            copy_other_files(job.source.directory, staging.out)
+        for name, text in job.documents.items():
+            staging.write_text(name, text)
+        amaxes = {module: amax for unit in done.values() for module, amax in unit.items()}
+        record = manifest(job, amaxes, inputs.record)
+        staging.write_text(MANIFEST, json.dumps(record, indent=2, sort_keys=True) + "\n")
+        _check_written(job, staging.out)
+        index = index_text(job.shards)
+        if index is not None:
+            staging.write_text("model.safetensors.index.json", index)
+        staging.publish(fsync=self.fsync)
 
 
 def _check_written(job: Job, directory: Path) -> None:

@@ -5,7 +5,6 @@ One table, `ENCODERS`, over the CPU kernels; works on addresses and needs no tor
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -26,7 +25,6 @@ __all__ = ["Chunk", "Workspace", "decoded", "encode", "weight_amax"]
 CHUNK_BYTES = 4 << 20
 #: Every block height divides it, so that a chunk holds whole blocks.
 ROW_STEP = 128
-_NAN_CODE = 0x7F
 
 
 @dataclass(frozen=True)
@@ -34,12 +32,12 @@ class Chunk:
     """Encoded rows.
 
     Attributes:
-        first_row: First row of the layer's weight.
+        amax: The amax that was given, or that of these rows.
         data: Codes.
         scale: Block scales; empty for formats that have none.
     """
 
-    first_row: int
+    amax: float
     data: memoryview
     scale: memoryview
 
@@ -62,29 +60,27 @@ def weight_amax(source: Source, layer: Layer, work: Workspace) -> float:
     """The largest magnitude of a layer's weight.
 
     Raises:
-        CheckpointError: The weight holds an infinity.
+        CheckpointError: The weight is not finite.
     """
     amax = 0.0
     for first, count in _chunks(source, layer.tensor, layer.rows, layer.columns):
         with _rows(source, layer, first, count, work) as (address, dtype):
-            found = cpu.host_amax(address, dtype, count, layer.columns, layer.columns, threads=1)
-        amax = max(amax, found)
-    if math.isinf(amax):
-        raise _not_finite(layer, "an infinity")
+            amax = max(amax, _finite_amax(layer, Rows(address, dtype, count, layer.columns)))
     return amax
 
 
-def encode(source: Source, layer: Layer, amax: float, work: Workspace) -> Iterator[Chunk]:
+def encode(source: Source, layer: Layer, amax: float | None, work: Workspace) -> Iterator[Chunk]:
     """The codes and scales of a layer's weight, rows in order.
 
     Args:
         source: Holds the weight.
         layer: What to encode, and as what.
-        amax: The amax that formats with one scale per tensor use; of the whole fused group.
+        amax: The amax that formats with one scale per tensor use, of the whole fused group; None
+            for the others.
         work: Buffers; a chunk is valid until the next one is asked for.
 
     Raises:
-        CheckpointError: The weight holds a NaN.
+        CheckpointError: The weight is not finite.
     """
     stored = layer.scheme.stored
     encoder = ENCODERS[layer.weight.encoding]
@@ -93,10 +89,9 @@ def encode(source: Source, layer: Layer, amax: float, work: Workspace) -> Iterat
         scale = work.buffer("scale", 4 * math.prod(stored.scale_shape(count, layer.columns)))
         with _rows(source, layer, first, count, work) as (address, dtype):
             rows = Rows(address, dtype, count, layer.columns)
-            ndata, nscale = encoder(rows, layer.weight, amax, data, scale)
-        if stored.element_bits == 8 and _find(data.address, _NAN_CODE, ndata):
-            raise _not_finite(layer, "a NaN")
-        yield Chunk(first, data.view[:ndata], scale.view[:nscale])
+            found = _finite_amax(layer, rows) if amax is None else amax
+            ndata, nscale = encoder(rows, layer.weight, found, data, scale)
+        yield Chunk(found, data.view[:ndata], scale.view[:nscale])
 
 
 @dataclass(frozen=True)
@@ -164,7 +159,10 @@ def _mxfp4(x: Rows, fmt: WeightFormat, amax: float, data: Buffer, scale: Buffer)
 
 def _nvfp4(x: Rows, fmt: WeightFormat, amax: float, data: Buffer, scale: Buffer) -> tuple[int, int]:
     options = (amax, fmt.block_rows, fmt.e4m3_max)
-    cpu.host_quantize_nvfp4(*x.arguments, *options, data.address, scale.address, threads=1)
+    places = (data.address, scale.address)
+    cpu.host_quantize_nvfp4(
+        *x.arguments, *options, *places, four_over_six=fmt.four_over_six, threads=1
+    )
     return x.rows * x.columns // 2, x.rows * -(-x.columns // 16)
 
 
@@ -213,13 +211,11 @@ def _rows(
     return source.rows(tensor, layer.first_row + first, count, layer.columns, room)
 
 
-_libc = ctypes.CDLL(None)
-_libc.memchr.restype = ctypes.c_void_p
-_libc.memchr.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
-
-
-def _find(address: int, byte: int, nbytes: int) -> bool:
-    return _libc.memchr(address, byte, nbytes) is not None
+def _finite_amax(layer: Layer, x: Rows) -> float:
+    amax: float = cpu.host_amax(*x.arguments, keep_nan=True, threads=1)
+    if not math.isfinite(amax):
+        raise _not_finite(layer, "a NaN" if math.isnan(amax) else "an infinity")
+    return amax
 
 
 def _not_finite(layer: Layer, what: str) -> CheckpointError:

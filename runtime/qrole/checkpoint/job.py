@@ -69,8 +69,9 @@ class Job:
         options: What was asked for.
         shards: The output's files.
         units: The work, largest first.
+        documents: Texts beside the weights, by file name.
         verdicts: What each engine makes of the result.
-        loaded: The model, where the source is one in memory.
+        loaded: The model, where one with weights is in memory.
     """
 
     source: Source
@@ -80,6 +81,7 @@ class Job:
     options: ApplyOptions
     shards: tuple[Shard, ...]
     units: tuple[Unit, ...]
+    documents: dict[str, str]
     verdicts: tuple[Verdict, ...]
     loaded: LoadedModel | None = None
 
@@ -95,22 +97,24 @@ class Job:
     def identity(self, input_amax: Mapping[str, float]) -> str:
         """Hash of everything that the output's bytes depend on."""
         layers = {m: [repr(la)] for m, la in self.selection.layers.items()}
-        files = [
-            (str(f.path.resolve()), f.size, f.mtime_ns, f.inode) for f in self.source.files.values()
-        ]
         headers = [hashlib.sha256(shard.header).hexdigest() for shard in self.shards]
-        content = [__version__, self.layout.name, layers, files, headers, dict(input_amax)]
+        source = self.source.identity
+        content = [__version__, self.layout.name, layers, source, headers, dict(input_amax)]
         content += [self.options.for_bytes(), self.plan.factory.sha256]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def prepare(model: str, factory: str | Factory | Callable[..., Any], options: ApplyOptions) -> Job:
+def prepare(
+    model: str | LoadedModel,
+    factory: str | Factory | Callable[..., Any],
+    options: ApplyOptions,
+) -> Job:
     """Opens the model, asks the factory, and lays the output out.
 
     Headers are read, weights are not; torch is not imported for checkpoints on disk.
 
     Args:
-        model: A checkpoint on disk, or Python that builds a model.
+        model: A checkpoint on disk, Python that builds a model, or a loaded model.
         factory: Its name, or the function.
         options: What is asked for.
 
@@ -129,22 +133,47 @@ def prepare(model: str, factory: str | Factory | Callable[..., Any], options: Ap
     found = verdicts(layout.name, selection, source)
     check_engines(options.engines, found)
     shards = plan_shards(source, selection, layout)
-    units = tuple(plan_units(source, selection, shards))
-    return Job(source, plan, selection, layout, options, shards, units, found, loaded)
+    return Job(
+        source=source,
+        plan=plan,
+        selection=selection,
+        layout=layout,
+        options=options,
+        shards=shards,
+        units=tuple(plan_units(source, selection, shards)),
+        documents=layout.documents(selection, source),
+        verdicts=found,
+        loaded=loaded,
+    )
 
 
-def _open(model: str) -> tuple[Source, Inventory, LoadedModel | None]:
-    path = Path(model)
-    if path.is_dir() or path.suffix == ".safetensors":
-        source = open_source(path, model)
-        stored = {n: t.stored for n, t in source.tensors.items() if t.stored is not None}
-        return source, walk_tensors(stored, model), None
-    from qrole.checkpoint.model_source import source_of_module
+def _open(model: str | LoadedModel) -> tuple[Source, Inventory, LoadedModel | None]:
+    if isinstance(model, str) and _is_stored(model):
+        source = open_source(Path(model), model)
+        return source, _stored_inventory(source), None
+    from qrole.checkpoint.model_source import source_of_loaded
     from qrole.emitters import walk
 
-    loaded = load_model(model, weights=True)
-    assert loaded.module is not None, "a Python model has a module"
-    return source_of_module(loaded.module, model), walk(loaded), loaded
+    loaded = load_model(model, weights=True) if isinstance(model, str) else model
+    source = source_of_loaded(loaded)
+    inventory = walk(loaded) if loaded.tensors is None else _stored_inventory(source)
+    return source, inventory, loaded if _has_values(loaded) else None
+
+
+def _is_stored(model: str) -> bool:
+    path = Path(model)
+    return path.is_dir() or path.suffix == ".safetensors"
+
+
+def _stored_inventory(source: Source) -> Inventory:
+    stored = {n: t.stored for n, t in source.tensors.items() if t.stored is not None}
+    return walk_tensors(stored, source.name)
+
+
+def _has_values(loaded: LoadedModel) -> bool:
+    """Whether the model can be run, to calibrate on it."""
+    module = loaded.module
+    return module is not None and not any(p.is_meta for p in module.parameters())
 
 
 def _factory(factory: str | Factory | Callable[..., Any]) -> Factory:

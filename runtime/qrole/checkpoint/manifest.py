@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from qrole._version import __version__
-from qrole.checkpoint.layers import Layer, Selection
+from qrole.checkpoint.job import Job
+from qrole.checkpoint.layers import Layer
 from qrole.checkpoint.source import Source
 from qrole.errors import CheckpointError
 from qrole.plugins import Factory
@@ -25,25 +26,16 @@ SCHEMA = "qrole.manifest/1"
 
 
 def manifest(
-    source: Source,
-    selection: Selection,
-    factory: Factory,
-    layout: str,
-    options: Mapping[str, Any],
-    amaxes: Mapping[str, float],
-    calibration: Mapping[str, Any] | None,
+    job: Job, amaxes: Mapping[str, float], calibration: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """The record of a finished job, as JSON values.
 
     Args:
-        source: What was read.
-        selection: What was quantized, and what not.
-        factory: Who decided.
-        layout: Name of the layout.
-        options: The options that the bytes depend on.
+        job: What was done.
         amaxes: Amax of each layer's weight.
         calibration: Input amaxes and where they come from; None without calibration.
     """
+    source, selection, factory = job.source, job.selection, job.plan.factory
     return {
         "schema": SCHEMA,
         "qrole": __version__,
@@ -53,8 +45,8 @@ def manifest(
             "qualname": _qualname(factory),
             "sha256": factory.sha256,
         },
-        "layout": layout,
-        "options": dict(options),
+        "layout": job.layout.name,
+        "options": job.options.for_bytes(),
         "layers": {m: _layer(la, amaxes[m]) for m, la in selection.layers.items()},
         "kept": {tensor: kept.reason for tensor, kept in selection.kept.items()},
         "dropped": selection.dropped,

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qrole.checkpoint.journal import Journal, read_journals
+from qrole.checkpoint.shards import Shard
 from qrole.errors import CheckpointError, OutputExistsError
 
 __all__ = ["Staging", "check_output", "writing"]
@@ -105,21 +106,46 @@ class Staging:
                 hint="wait for it, or choose another output",
             )
 
-    def resume(self, identity: str) -> tuple[dict[str, dict[str, float]], bool]:
-        """What an earlier run of the same job has done; clears what another job left.
+    def prepare(self, identity: str, shards: tuple[Shard, ...]) -> bool:
+        """Makes the output's files; clears first what another job left, or what was tampered with.
 
         Returns:
-            Amaxes by finished unit, and whether another job's remains were dropped.
+            Whether anything was cleared.
         """
-        done = read_journals(self.work, identity)
-        if done is not None:
-            return done, False
-        with writing(self.work):
-            for journal in self.work.glob("journal-*.jsonl"):
-                journal.unlink()
-            shutil.rmtree(self.out)
-            self.out.mkdir()
-        return {}, True
+        other = read_journals(self.work, identity) is None
+        if other or (self.done(identity) and not all(map(self._whole, shards))):
+            with writing(self.work):
+                for journal in self.work.glob("journal-*.jsonl"):
+                    journal.unlink()
+                shutil.rmtree(self.out)
+                self.out.mkdir()
+            self._create(shards)
+            return True
+        self._create(shards)
+        return False
+
+    def done(self, identity: str) -> dict[str, dict[str, float]]:
+        """Amaxes of the layers of every finished unit, by unit."""
+        return read_journals(self.work, identity) or {}
+
+    def _whole(self, shard: Shard) -> bool:
+        path = self.out / shard.name
+        if not path.is_file() or path.stat().st_size != shard.nbytes:
+            return False
+        with path.open("rb") as file:
+            return file.read(len(shard.header)) == shard.header
+
+    def _create(self, shards: tuple[Shard, ...]) -> None:
+        """The files with their size and header; the content of existing ones stays."""
+        for shard in shards:
+            path = self.out / shard.name
+            with writing(path):
+                fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+                try:
+                    os.ftruncate(fd, shard.nbytes)
+                    os.pwrite(fd, shard.header, 0)
+                finally:
+                    os.close(fd)
 
     def journal(self, identity: str, rank: int = 0) -> Journal:
         """This process's journal."""
@@ -133,13 +159,21 @@ class Staging:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
 
-    def publish(self) -> None:
-        """Gives the output its name; the last thing that a run does."""
+    def publish(self, *, fsync: bool = False) -> None:
+        """Gives the output its name; the last thing that a run does.
+
+        Args:
+            fsync: Wait for the disk first.
+        """
         with writing(self.final):
+            if fsync:
+                _sync(self.out)
             if self.final.exists() and any(self.final.iterdir()):
                 shutil.rmtree(self.work / "replaced", ignore_errors=True)
                 self.final.rename(self.work / "replaced")
             self.out.rename(self.final)
+            if fsync:
+                _sync_one(self.final.parent)
             shutil.rmtree(self.work)
 
     def release(self) -> None:
@@ -151,3 +185,16 @@ class Staging:
             shutil.rmtree(self.work, ignore_errors=True)
         os.close(self._lock)
         self._lock = None
+
+
+def _sync(directory: Path) -> None:
+    for path in [*directory.rglob("*"), directory]:
+        _sync_one(path)
+
+
+def _sync_one(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

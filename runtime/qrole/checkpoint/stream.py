@@ -19,26 +19,13 @@ from qrole.checkpoint.encode import Workspace, decoded, encode, weight_amax
 from qrole.checkpoint.journal import Journal
 from qrole.checkpoint.layers import Layer
 from qrole.checkpoint.layouts import Content, Layout
-from qrole.checkpoint.scalars import fp8_scale, global_divisor, global_multiplier, reciprocal
+from qrole.checkpoint.numbers import number
 from qrole.checkpoint.shards import Place, Shard
 from qrole.checkpoint.source import Source
 from qrole.checkpoint.staging import writing
 from qrole.checkpoint.units import Unit
 
-__all__ = ["Writer", "create_files", "run_units"]
-
-
-def create_files(shards: tuple[Shard, ...], directory: Path) -> None:
-    """Makes the output's files with their size and header; keeps the content of existing ones."""
-    for shard in shards:
-        path = directory / shard.name
-        with writing(path):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-            try:
-                os.ftruncate(fd, shard.nbytes)
-                os.pwrite(fd, shard.header, 0)
-            finally:
-                os.close(fd)
+__all__ = ["Writer", "run_units"]
 
 
 class Writer:
@@ -79,11 +66,12 @@ class Writer:
                 cannot be written.
         """
         work = self._workspace()
-        amaxes = {layer.module: weight_amax(self.source, layer, work) for layer in unit.layers}
-        shared = max(amaxes.values(), default=0.0)
+        joined = [layer for layer in unit.layers if layer.scheme.stored.shared]
+        amaxes = {layer.module: weight_amax(self.source, layer, work) for layer in joined}
+        shared = max(amaxes.values(), default=None)
         for layer in unit.layers:
-            own = shared if layer.scheme.stored.shared else amaxes[layer.module]
-            self._layer(layer, own, work)
+            seen = self._layer(layer, shared, work)
+            amaxes.setdefault(layer.module, seen)
         for place in unit.copies:
             self._carry_over(place, work)
         for path in self._read_by(unit):
@@ -104,11 +92,14 @@ class Writer:
         work: Workspace = self._local.work
         return work
 
-    def _layer(self, layer: Layer, amax: float, work: Workspace) -> None:
+    def _layer(self, layer: Layer, amax: float | None, work: Workspace) -> float:
+        """Writes a layer; returns the amax that was given, or the one that was found."""
         places = {p.content: self._places[p.name] for p in self.layout.parts(layer)}
         data, scale = places.pop(Content.DATA), places.pop(Content.SCALE, None)
         done_data = done_scale = 0
+        seen = 0.0
         for chunk in encode(self.source, layer, amax, work):
+            seen = max(seen, chunk.amax)
             self._write(data, done_data, chunk.data)
             done_data += len(chunk.data)
             if scale is not None:
@@ -116,8 +107,9 @@ class Writer:
                 done_scale += len(chunk.scale)
         assert done_data == data.tensor.nbytes, "every code was written"
         for content, place in places.items():
-            value = number(content, layer, amax, self.input_amax.get(layer.module, 0.0))
+            value = number(content, layer.weight, seen, self.input_amax.get(layer.module, 0.0))
             self._write(place, 0, memoryview(struct.pack("<f", value)))
+        return seen
 
     def _carry_over(self, place: Place, work: Workspace) -> None:
         tensor = self.source.tensors[place.tensor.source]
@@ -150,41 +142,19 @@ class Writer:
         return {file for file in files if file is not None}
 
 
-def number(content: Content, layer: Layer, weight_amax: float, input_amax: float) -> float:
-    """The value of a part that is one number."""
-    fmt, nvfp4 = layer.weight, layer.weight.encoding == "nvfp4"
-    if content is Content.WEIGHT_DIVISOR:
-        return global_divisor(weight_amax, fmt.e4m3_max)
-    if content is Content.INPUT_DIVISOR:
-        return global_divisor(input_amax)
-    if content is Content.WEIGHT_MULTIPLIER:
-        if nvfp4:
-            return global_multiplier(weight_amax, fmt.e4m3_max)
-        scale = fp8_scale(weight_amax, power_of_two=fmt.power_of_two, epsilon=fmt.epsilon)
-        return reciprocal(scale)
-    assert content is Content.INPUT_MULTIPLIER
-    return global_multiplier(input_amax) if nvfp4 else reciprocal(fp8_scale(input_amax))
-
-
-def run_units(
-    units: Iterator[Unit],
-    do: Callable[[Unit], object],
-    workers: int,
-    stop: threading.Event,
-) -> None:
+def run_units(units: Iterator[Unit], do: Callable[[Unit], object], workers: int) -> None:
     """Lets `workers` threads take units until there are none, or one fails.
 
     Args:
         units: Taken one at a time; may be shared with other processes.
         do: Does a unit.
         workers: Number of threads.
-        stop: Ends the work early when set, and is set by a failure.
 
     Raises:
         BaseException: What the first failing unit raised, or KeyboardInterrupt; each worker has
             finished the unit it was at.
     """
-    lock = threading.Lock()
+    lock, stop = threading.Lock(), threading.Event()
 
     def work() -> None:
         while not stop.is_set():
@@ -198,7 +168,7 @@ def run_units(
                 stop.set()
                 raise
 
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(workers, "qrole-apply") as pool:
         futures = [pool.submit(work) for _ in range(workers)]
         try:
             for future in futures:
