@@ -101,18 +101,18 @@ class Tracer:
         if not chain:
             return None
         inner = chain[0]
-        taken = [taken for frame in chain for taken in frame.outcomes.values()]
+        taken = [(*taken, frame.code.file) for frame in chain for taken in frame.outcomes.values()]
+        taken.sort(key=lambda item: item[0])
         return Origin(
             "factory",
             inner.code.file,
             inner.line,
             inner.code.source.statement(inner.line),
-            tuple((c.line, c.text, outcome) for _, c, outcome in sorted(taken, key=_when)),
+            tuple(
+                (c.line, c.text if file == inner.code.file else f"{c.text} ({file})", outcome)
+                for _, c, outcome, file in taken
+            ),
         )
-
-
-def _when(taken: tuple[int, Condition, bool]) -> int:
-    return taken[0]
 
 
 @dataclass
@@ -233,7 +233,9 @@ def _monitor(call: _Call) -> Callable[[], None]:
     """Watches through `sys.monitoring` (Python 3.12 and later); returns what ends it."""
     monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
     events = monitoring.events
-    tool = next(i for i in (3, 4, 2, 1, 0, 5) if monitoring.get_tool(i) is None)
+    tool = next((i for i in (3, 4, 2, 1, 0, 5) if monitoring.get_tool(i) is None), None)
+    if tool is None:
+        return _settrace(call)
     local = events.INSTRUCTION | events.PY_RETURN | events.PY_YIELD
     stack: list[tuple[CodeType, _Frame]] = []
     watched: set[CodeType] = set()

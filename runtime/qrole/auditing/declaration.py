@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+from qrole.auditing.entries import Entries, Entry
 from qrole.auditing.options import Engine
 from qrole.checkpoint.headers import TensorInfo, read_headers
 from qrole.errors import CheckpointError, UsageError
 from qrole.loading import read_config
 
+if TYPE_CHECKING:
+    from qrole.auditing.resolution import Resolution
+
 __all__ = ["DeclarationSubject", "Stored", "encoding_of_arguments", "read_declaration"]
 
 _HIGH = ("F64", "F32", "F16", "BF16")
-_SCALARS = {"F32": ("<f", 4), "F64": ("<d", 8)}
+_SCALARS = ("F32", "F64", "BF16")
 
 
 @dataclass(frozen=True)
@@ -103,6 +108,29 @@ class DeclarationSubject:
         return tuple(dict.fromkeys(found))
 
     @cached_property
+    def exclusions(self) -> Entries:
+        """The same, for looking modules up: globs in ModelOpt's list, names elsewhere."""
+        globs = self.method == "modelopt"
+        return Entries((Entry("", text) for text in self.excluded), globs=globs)
+
+    @cached_property
+    def targets(self) -> Entries:
+        """The targets of all groups, in file order, owned by their groups."""
+        return Entries(
+            Entry(name, text)
+            for name, group in self.groups.items()
+            for text in group.get("targets") or ()
+            if isinstance(text, str)
+        )
+
+    @cached_property
+    def readings(self) -> dict[Engine, dict[str, Resolution]]:
+        """What every engine of interest makes of every module."""
+        from qrole.auditing.resolution import resolve
+
+        return {engine: resolve(engine, self) for engine in self.engines}
+
+    @cached_property
     def stored(self) -> dict[str, Stored]:
         """Every module with a weight matrix, by module."""
         parts: dict[str, dict[str, TensorInfo]] = {}
@@ -115,32 +143,17 @@ class DeclarationSubject:
             if _is_matrix(found)
         }
 
-    def scalar(self, info: TensorInfo) -> float | None:
-        """The one value of a tensor with one element; None for other tensors and dtypes."""
-        if info.numel != 1 or info.dtype not in (*_SCALARS, "BF16"):
-            return None
-        try:
-            with info.file.open("rb") as file:
-                file.seek(info.start)
-                raw = file.read(info.nbytes)
-        except OSError as error:
-            raise CheckpointError(
-                f"{info.file} cannot be read: {error.strerror or error}",
-                expected="a readable .safetensors file",
-                hint="check the path and its permissions",
-            ) from error
-        form, raw = (
-            ("<f", b"\0\0" + raw) if info.dtype == "BF16" else (_SCALARS[info.dtype][0], raw)
-        )
-        return float(struct.unpack(form, raw)[0])
-
     def scalars(self, part: str) -> Iterator[tuple[str, float]]:
-        """Module and value of every scalar part of that name."""
-        for module, stored in self.stored.items():
-            info = stored.parts.get(part)
-            value = self.scalar(info) if info is not None else None
-            if value is not None:
-                yield module, value
+        """Module and value of every part of that name with one element."""
+        with contextlib.ExitStack() as files:
+            opened: dict[Path, BinaryIO] = {}
+            for module, stored in self.stored.items():
+                info = stored.parts.get(part)
+                if info is None or info.numel != 1 or info.dtype not in _SCALARS:
+                    continue
+                if info.file not in opened:
+                    opened[info.file] = files.enter_context(info.file.open("rb"))
+                yield module, _scalar(info, opened[info.file])
 
 
 _DEFAULT_ENGINES = {
@@ -188,6 +201,15 @@ def _read_legacy(path: Path) -> dict[str, Any] | None:
             f"{path} cannot be read: {error}", expected="a JSON object", hint="fetch it again"
         ) from error
     return content if isinstance(content, dict) else None
+
+
+def _scalar(info: TensorInfo, file: BinaryIO) -> float:
+    """The value of a tensor with one element."""
+    file.seek(info.start)
+    raw = file.read(info.nbytes)
+    if info.dtype == "BF16":
+        raw = b"\0\0" + raw
+    return float(struct.unpack("<d" if len(raw) == 8 else "<f", raw)[0])
 
 
 def _is_matrix(parts: Mapping[str, TensorInfo]) -> bool:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 from collections.abc import Iterator
 from typing import Any
 
 from qrole.auditing.declaration import DeclarationSubject, Stored, encoding_of_arguments
+from qrole.auditing.entries import Entries, Entry, class_target
 from qrole.auditing.registry import Hit, Severity, check
-from qrole.auditing.resolution import class_target
 from qrole.checkpoint.fused import fused_groups
-from qrole.checkpoint.targets import hits
 
 _GROUP_KEYS = {"targets", "weights", "input_activations", "output_activations", "format"}
 _ARGUMENT_KEYS = {
@@ -136,14 +134,15 @@ def entry_matches_nothing(subject: DeclarationSubject) -> Iterator[Hit]:
     Correct the entry, or remove it.
     """
     modules = _modules(subject)
-    globs = subject.method == "modelopt"
-    for kind, entry in _entries(subject):
-        if class_target(entry):
-            continue
-        found = any(_matches(entry, module, globs) for module in modules)
-        if not found and not _known_absent(entry, subject):
+    for kind, entries in _lists(subject):
+        for entry in entries.idle(modules):
+            if class_target(entry.text) or _known_absent(entry.text, subject):
+                continue
+            of = f" of {entry.owner}" if entry.owner else ""
             yield _config_hit(
-                subject, f"{kind} {entry!r} matches no module", "correct or remove the entry"
+                subject,
+                f"{kind}{of} {entry.text!r} matches no module",
+                "correct or remove the entry",
             )
 
 
@@ -158,21 +157,12 @@ def _modules(subject: DeclarationSubject) -> list[str]:
     return list(found)
 
 
-def _entries(subject: DeclarationSubject) -> Iterator[tuple[str, str]]:
-    for name, group in subject.groups.items():
-        yield from ((f"target of {name}", e) for e in group.get("targets") or () if _text(e))
+def _lists(subject: DeclarationSubject) -> Iterator[tuple[str, Entries]]:
+    yield "target", subject.targets
     layers = subject.quantization.get("quantized_layers")
     if isinstance(layers, dict):
-        yield from (("quantized layer", entry) for entry in layers)
-    yield from (("ignored", entry) for entry in subject.excluded)
-
-
-def _text(entry: Any) -> bool:
-    return isinstance(entry, str)
-
-
-def _matches(entry: str, module: str, globs: bool) -> bool:
-    return fnmatch.fnmatchcase(module, entry) if globs else hits(entry, module)
+        yield "quantized layer", Entries(Entry("", name) for name in layers)
+    yield "ignored", subject.exclusions
 
 
 def _known_absent(entry: str, subject: DeclarationSubject) -> bool:
@@ -194,15 +184,12 @@ def quantized_and_excluded(subject: DeclarationSubject) -> Iterator[Hit]:
 
     Write config and tensors from one source; end regular expressions in `$`.
     """
-    globs = subject.method == "modelopt"
     for module, stored in subject.stored.items():
-        if not stored.encoding:
-            continue
-        entry = next((e for e in subject.excluded if _matches(e, module, globs)), None)
+        entry = subject.exclusions.first(module) if stored.encoding else None
         if entry is not None:
             yield Hit(
                 module,
-                f"its tensors are {stored.label}, and {entry!r} excludes it",
+                f"its tensors are {stored.label}, and {entry.text!r} excludes it",
                 "write config and tensors from one source; end regular expressions in $",
                 module,
                 subject.config_file,
@@ -222,13 +209,9 @@ def overlapping_targets(subject: DeclarationSubject) -> Iterator[Hit]:
     """
     if len(subject.groups) < 2:
         return
+    classes = {target.owner: target.text for target in subject.targets if class_target(target.text)}
     for module, stored in subject.stored.items():
-        found = {
-            name: entry
-            for name, group in subject.groups.items()
-            for entry in group.get("targets") or ()
-            if _text(entry) and (class_target(entry) or hits(entry, module))
-        }
+        found = classes | {target.owner: target.text for target in subject.targets.matching(module)}
         if len(found) > 1 and stored.encoding:
             shown = ", ".join(f"{entry!r} of {name}" for name, entry in found.items())
             yield Hit(
@@ -255,21 +238,25 @@ def incomplete_tensors(subject: DeclarationSubject) -> Iterator[Hit]:
     for module, stored in subject.stored.items():
         if not stored.encoding:
             continue
-        for problem in _problems(subject.method, stored, static.get(module, False)):
+        for problem in _problems(subject.method, stored, module in static):
             yield Hit(module, problem, "write the tensors that the scheme has", module)
 
 
-def _static_inputs(subject: DeclarationSubject) -> dict[str, bool]:
-    """Whether the module's group declares a stored scale of the input, by module."""
-    found: dict[str, bool] = {}
-    for group in subject.groups.values():
-        inputs = group.get("input_activations")
-        static = isinstance(inputs, dict) and inputs.get("dynamic") in (False, "local")
-        for entry in group.get("targets") or ():
-            for module in subject.stored:
-                if _text(entry) and (class_target(entry) or hits(entry, module)):
-                    found.setdefault(module, static)
-    return found
+def _static_inputs(subject: DeclarationSubject) -> frozenset[str]:
+    """Modules whose group declares a stored scale of the input."""
+    static = {
+        name
+        for name, group in subject.groups.items()
+        if isinstance(inputs := group.get("input_activations"), dict)
+        and inputs.get("dynamic") in (False, "local")
+    }
+    by_class = next((t for t in subject.targets if class_target(t.text)), None)
+    found = set()
+    for module in subject.stored:
+        target = subject.targets.first(module) or by_class
+        if target is not None and target.owner in static:
+            found.add(module)
+    return frozenset(found)
 
 
 def _problems(method: str, stored: Stored, static: bool) -> Iterator[str]:

@@ -9,7 +9,7 @@ from qrole.auditing.declaration import DeclarationSubject, Stored
 from qrole.auditing.engine_support import missing_support
 from qrole.auditing.options import Engine
 from qrole.auditing.registry import Hit, Severity, check
-from qrole.auditing.resolution import Resolution, excluding, resolve
+from qrole.auditing.resolution import Resolution, excluding
 
 _EXPERT = re.compile(r"(^|\.)experts\.\d+\.")
 
@@ -25,7 +25,7 @@ def engine_refuses(subject: DeclarationSubject) -> Iterator[Hit]:
     List every unquantized linear layer in `ignore`, fused layers completely, absent parts included.
     """
     for engine in subject.engines:
-        for module, found in resolve(engine, subject).items():
+        for module, found in subject.readings[engine].items():
             if found.error:
                 yield _hit(
                     subject, module, f"{engine} {found.error}", "list fused layers completely"
@@ -47,7 +47,7 @@ def read_as_another(subject: DeclarationSubject) -> Iterator[Hit]:
     Correct the targets. Names must be those of the checkpoint, regular expressions end in `$`.
     """
     for engine in subject.engines:
-        for module, found in resolve(engine, subject).items():
+        for module, found in subject.readings[engine].items():
             stored = subject.stored[module]
             if not found.error and _differs(found, stored):
                 by = f" ({found.by})" if found.by else ""
@@ -76,8 +76,7 @@ def engines_disagree(subject: DeclarationSubject) -> Iterator[Hit]:
     Write disjoint targets, full names or regular expressions that end in `$`, and all unquantized
     layers in `ignore`.
     """
-    readings = {engine: resolve(engine, subject) for engine in subject.engines}
-    readings = {engine: found for engine, found in readings.items() if found}
+    readings = {engine: found for engine, found in subject.readings.items() if found}
     for module in subject.stored:
         found = {engine: r[module].label for engine, r in readings.items() if module in r}
         if len(set(found.values())) > 1:
@@ -98,8 +97,8 @@ def excluded_by_part_of_name(subject: DeclarationSubject) -> Iterator[Hit]:
     if subject.method != "modelopt" or Engine.VLLM not in subject.engines:
         return
     for module, stored in subject.stored.items():
-        entry = excluding(Engine.VLLM, subject.excluded, module)
-        exact = excluding(Engine.SGLANG, subject.excluded, module)
+        entry = excluding(Engine.VLLM, subject, module)
+        exact = excluding(Engine.SGLANG, subject, module)
         if stored.encoding and entry is not None and exact is None:
             yield _hit(
                 subject,

@@ -78,7 +78,7 @@ def raises(subject: PlanSubject) -> Iterator[Hit]:
         file, line = _last_frame(failure)
         yield Hit(
             _place(decision),
-            f"raises {what} for role {decision.slot.role}",
+            f"raises {what} for role {_kind(decision)}",
             "handle this role in the factory, or return IdentityQuantizer() for it",
             decision.slot.module,
             file,

@@ -6,17 +6,16 @@ matches, in the order in which names, fused layers and classes are tried, and in
 
 from __future__ import annotations
 
-import fnmatch
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from qrole.auditing.declaration import DeclarationSubject, encoding_of_arguments
+from qrole.auditing.entries import Entries, Entry, class_target
 from qrole.auditing.options import Engine
 from qrole.checkpoint.fused import absent_siblings, fused_groups
-from qrole.checkpoint.targets import hits
 
-__all__ = ["Resolution", "class_target", "resolve"]
+__all__ = ["Resolution", "excluding", "resolve"]
 
 
 @dataclass(frozen=True)
@@ -79,25 +78,18 @@ def _linear_modules(subject: DeclarationSubject) -> Iterator[str]:
             yield module
 
 
-def class_target(entry: str) -> bool:
-    """Whether an entry names a class rather than a module."""
-    return not entry.startswith("re:") and "." not in entry and entry[:1].isupper()
-
-
 class _CompressedTensors:
     def __init__(self, engine: Engine, subject: DeclarationSubject) -> None:
         self.engine = engine
         self.subject = subject
         self.fused = fused_groups(subject.stored)
         self.absent = absent_siblings(self.fused)
-        self.targets = [
-            (name, entry)
-            for name, group in subject.groups.items()
-            for entry in group.get("targets") or ()
-            if isinstance(entry, str)
-        ]
+        targets = list(subject.targets)
         if engine in (Engine.TRANSFORMERS, Engine.TENSORRT_LLM):
-            self.targets.sort(key=lambda t: (t[1].startswith("re:"), t[1]))
+            targets.sort(key=lambda t: (t.text.startswith("re:"), t.text))
+        self.targets = Entries(targets)
+        self.by_class = next((t for t in targets if self._is_class(t.text)), None)
+        self.everything_ignored = any(self._is_class(text) for text in subject.excluded)
 
     def resolve(self, module: str) -> Resolution:
         joins = self.engine is not Engine.TRANSFORMERS
@@ -114,8 +106,7 @@ class _CompressedTensors:
             if self.engine is Engine.SGLANG:
                 return Resolution(error="refuses: neither a target nor ignored")
             return Resolution(by="no target")
-        name, entry = found
-        return self._scheme(name, entry)
+        return self._scheme(found.owner, found.text)
 
     def _scheme(self, name: str, entry: str) -> Resolution:
         group = self.subject.groups[name]
@@ -128,34 +119,28 @@ class _CompressedTensors:
         return Resolution(encoding, by=f"{name}: {entry}")
 
     def _ignored(self, module: str) -> bool:
-        suffix = self.engine is Engine.SGLANG
-        return any(
-            hits(entry, module)
-            or (suffix and module.endswith(f".{entry}"))
-            or (class_target(entry) and self._is_class(entry))
-            for entry in self.subject.excluded
-        )
+        if self.everything_ignored or self.subject.exclusions.first(module) is not None:
+            return True
+        if self.engine is not Engine.SGLANG:
+            return False
+        parts = module.split(".")
+        suffixes = (".".join(parts[i:]) for i in range(1, len(parts)))
+        return any(suffix in self.subject.excluded for suffix in suffixes)
 
     def _is_class(self, entry: str) -> bool:
         name = _LINEAR_CLASSES[self.engine]
-        if self.engine is Engine.TRANSFORMERS:
+        if not class_target(entry) or self.engine is Engine.TRANSFORMERS:
             return entry == name
         return entry.lower() in name.lower()
 
-    def _group(self, members: tuple[str, ...]) -> tuple[str, str] | None:
+    def _group(self, members: tuple[str, ...]) -> Entry | None:
         if len(members) == 1:
-            return self._by_name(members[0]) or self._by_class()
-        whole = self._by_name(_fused_name(members))
-        shards = next((found for m in members if (found := self._by_name(m))), None)
+            return self.targets.first(members[0]) or self.by_class
+        whole = self.targets.first(_fused_name(members))
+        shards = next((found for m in members if (found := self.targets.first(m))), None)
         if self.engine is Engine.SGLANG:
-            return whole or self._by_class() or shards
-        return whole or shards or self._by_class()
-
-    def _by_name(self, module: str) -> tuple[str, str] | None:
-        return next((t for t in self.targets if module and hits(t[1], module)), None)
-
-    def _by_class(self) -> tuple[str, str] | None:
-        return next((t for t in self.targets if class_target(t[1]) and self._is_class(t[1])), None)
+            return whole or self.by_class or shards
+        return whole or shards or self.by_class
 
 
 def _fused_name(members: tuple[str, ...]) -> str:
@@ -182,10 +167,16 @@ class _ModelOpt:
         self.algorithm = str(subject.quantization.get("quant_algo") or "").upper()
         layers = subject.quantization.get("quantized_layers")
         self.layers = layers if isinstance(layers, dict) else {}
+        self.fused = fused_groups(subject.stored)
 
     def resolve(self, module: str) -> Resolution:
-        entry = excluding(self.engine, self.subject.excluded, module)
+        entry = excluding(self.engine, self.subject, module)
         if entry is not None:
+            members = self.fused.get(module, ())
+            left = [m for m in members if excluding(self.engine, self.subject, m) is None]
+            if left and self.engine is not Engine.TENSORRT_LLM:
+                short = ", ".join(m.rpartition(".")[2] for m in left)
+                return Resolution(error=f"refuses: of its fused layer, {short} is not excluded")
             return Resolution(by=f"exclude: {entry}")
         if self.algorithm != "MIXED_PRECISION":
             return self._named(self.algorithm, "quant_algo")
@@ -200,14 +191,14 @@ class _ModelOpt:
         return Resolution(_ALGORITHMS[algorithm], by=f"{by}: {algorithm}")
 
 
-def excluding(engine: Engine, entries: Iterable[str], module: str) -> str | None:
+def excluding(engine: Engine, subject: DeclarationSubject, module: str) -> str | None:
     """The entry of ModelOpt's exclude list that leaves a module out; vLLM takes parts of names."""
-    for entry in entries:
-        if fnmatch.fnmatchcase(module, entry):
-            return entry
-        if engine is Engine.VLLM and "*" not in entry and entry in module:
-            return entry
-    return None
+    found = subject.exclusions.first(module)
+    if found is not None:
+        return found.text
+    if engine is not Engine.VLLM:
+        return None
+    return next((e for e in subject.excluded if "*" not in e and e in module), None)
 
 
 class _Fp8:
