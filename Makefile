@@ -2,7 +2,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-MODEL := demo/all-minilm-l6-v2
 # Processes that run the tests; `make test JOBS=0` runs them in one.
 JOBS ?= 2
 
@@ -20,7 +19,7 @@ $(VENV)/dev: $(VENV)/base
 	touch $@
 
 demo: $(VENV)/base
-	$(BIN)/python -m sample_models.demo
+	sample_models/demo.sh
 
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu"

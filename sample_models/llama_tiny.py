@@ -1,4 +1,4 @@
-"""A small Llama-like decoder: grouped-query attention, SwiGLU, RMSNorm, rotary positions, tied head.
+"""A small Llama-like decoder: grouped-query attention, SwiGLU, RMSNorm, rotary, tied head.
 
 Shapes: B batch, T tokens, D model width, H query heads, G key/value heads, E head width.
 """

@@ -8,6 +8,7 @@ from torch import nn
 
 
 def build() -> nn.Module:
+    """The model on the meta device: shapes, no weights."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     facts = json.loads((Path(__file__).parent / "config.json").read_text())
