@@ -105,6 +105,9 @@ def register(app: typer.Typer) -> None:
         attention: Annotated[
             bool, typer.Option("--attention", help="Emit dpa slots for foreign attention too.")
         ] = False,
+        readings: Annotated[
+            bool, typer.Option("--readings", help="Show what each engine reads a checkpoint as.")
+        ] = False,
         trust_remote_code: RemoteCodeOption = False,
         output: Annotated[
             AuditFormat, typer.Option("--format", help="How to print the findings.")
@@ -139,7 +142,10 @@ def register(app: typer.Typer) -> None:
             report = audit_model(
                 model, factory, options, attention=attention, trust_remote_code=trust_remote_code
             )
-        _print(report, AuditFormat.JSON if as_json else output)
+        chosen = AuditFormat.JSON if as_json else output
+        if readings and chosen is AuditFormat.TABLE:
+            _print_readings(report)
+        _print(report, chosen)
         for text in report.notes:
             note(text)
         finish(not report.failed(), _outcome(report, options))
@@ -180,6 +186,22 @@ def _print(report: AuditReport, output: AuditFormat) -> None:
             for f in report.findings
         ]
         show(_COLUMNS, rows, report_payload(report), OutputFormat(output.value))
+
+
+def _print_readings(report: AuditReport) -> None:
+    """What is stored and what each engine reads, runs of equal layers as one row."""
+    from qrole.folding import fold
+
+    readers = list(report.readings)
+
+    def labels(module: str) -> tuple[str, ...]:
+        return tuple(report.readings[reader].get(module, "not a layer") for reader in readers)
+
+    folded = fold(report.readings.get("stored", {}), lambda module: module, labels)
+    rows = [[group.path, str(len(group.items)), *labels(group.items[0])] for group in folded]
+    columns = [Column("module", path=True), Column("xN", right=True), *map(Column, readers)]
+    show(columns, rows, {}, OutputFormat.TABLE)
+    console.out.print()
 
 
 def _print_groups(report: AuditReport) -> None:

@@ -152,6 +152,12 @@ def test_a_written_checkpoint(cli: Cli, tmp_path: Path) -> None:
     assert result.code == 0, result.out
     assert "note: read as vllm, sglang, transformers would read it" in result.err
     assert "0 notes in 5 weights" in result.err
+    shown = cli("audit", tmp_path, "--readings").out.splitlines()
+    assert shown[0].split() == ["module", "xN", "stored", "vllm", "sglang", "transformers"]
+    assert shown[1].split() == ["lm_head", "1", *["high", "precision"], *["not", "quantized"] * 3]
+    assert shown[2].split() == ["layers.0.self_attn.q_proj", "1", *["fp8_channel"] * 4]
+    payload = json.loads(cli("audit", tmp_path, "--json").out)
+    assert payload["readings"]["vllm"]["lm_head"] == "not quantized"
     checkpoint(tmp_path, ["*lm_head*"])
     result = cli("audit", tmp_path, "--engine", "sglang")
     assert result.code == 1

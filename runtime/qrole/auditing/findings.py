@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from qrole.auditing.registry import Code, Hit, Severity
 from qrole.places import summarize_places
@@ -54,6 +55,8 @@ class AuditReport:
         notes: What the user should know of the audit itself, in sentences.
         slots: Slots that were looked at, experts counted one by one.
         checks: Number of codes that were checked.
+        readings: For a written checkpoint, what is `stored` and what every engine reads, by module
+            in each; empty for a plan.
     """
 
     model: str
@@ -62,6 +65,7 @@ class AuditReport:
     notes: tuple[str, ...]
     slots: int
     checks: int
+    readings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def counts(self) -> dict[Severity, int]:
         """Number of findings per severity, all severities named."""

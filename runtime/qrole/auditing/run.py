@@ -87,7 +87,12 @@ def audit_checkpoint(directory: str | Path, options: AuditOptions | None = None)
     findings, checked = _run({"DeclarationSubject": subject}, options)
     engines = ", ".join(subject.engines) or "no engine"
     notes = (f"read as {engines} would read it",)
-    return AuditReport(str(directory), "", findings, notes, len(subject.stored), len(checked))
+    readings = {"stored": {module: stored.label for module, stored in subject.stored.items()}}
+    for engine, found in subject.readings.items():
+        readings[engine.value] = {module: reading.label for module, reading in found.items()}
+    return AuditReport(
+        str(directory), "", findings, notes, len(subject.stored), len(checked), readings
+    )
 
 
 def _run(

@@ -379,6 +379,18 @@ CASES = [
         ),
     ),
     case(
+        "one part of a fused layer in ModelOpt's exclude list",
+        "QR530 QR532",
+        stored(
+            modelopt_layers(*ATTENTION[1:]) | bf16(ATTENTION[0]),
+            modelopt("FP8", ["lm_head", ATTENTION[0]]),
+        ),
+        stored(
+            modelopt_layers(ATTENTION[3]) | bf16(ATTENTION[0]) | bf16(ATTENTION[1]),
+            modelopt("FP8", ["lm_head", ATTENTION[0], ATTENTION[1]]),
+        ),
+    ),
+    case(
         "NVFP4 experts in transformers",
         "QR534",
         stored(experts(nvfp4), compressed((NVFP4_GROUP, [EXPERTS]), ignore=["lm_head", ROUTER])),

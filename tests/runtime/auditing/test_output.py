@@ -49,6 +49,7 @@ def test_json_has_every_finding(report: AuditReport) -> None:
     assert payload["schema"] == "qrole.audit/1"
     assert payload["counts"] == {"error": 4, "warning": 1, "note": 0}
     assert len(payload["findings"]) == 5
+    assert payload["readings"] == {}
     first = payload["findings"][0]
     assert first["code"] == "QR505"
     assert first["module"] == "layers.0.self_attn.q_proj"

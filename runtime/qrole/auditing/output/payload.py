@@ -20,6 +20,7 @@ def report_payload(report: AuditReport) -> dict[str, Any]:
         "counts": {str(severity): n for severity, n in report.counts().items()},
         "findings": [_finding(finding) for finding in report.findings],
         "notes": list(report.notes),
+        "readings": {reader: dict(found) for reader, found in report.readings.items()},
     }
 
 
