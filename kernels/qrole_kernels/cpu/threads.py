@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,14 +25,28 @@ def default_threads() -> int:
 
 
 def run(work: Callable[[T], None], pieces: Sequence[T], threads: int) -> None:
-    """Calls `work` on every piece, on `threads` threads (0: the default number)."""
+    """Calls `work` on every piece, on `threads` threads (0: the default number), this one included.
+
+    All threads take from one list, so a slow one delays nothing but its own last piece.
+    """
     count = min(threads or default_threads(), len(pieces))
-    if count <= 1:
-        for piece in pieces:
+    remaining = iter(pieces)
+
+    def take_pieces() -> None:
+        for piece in remaining:
             work(piece)
-        return
+
+    helpers = [_pool(count).submit(take_pieces) for _ in range(count - 1)]
+    try:
+        take_pieces()
+    finally:
+        wait(helpers)
+    for helper in helpers:
+        helper.result()
+
+
+def _pool(count: int) -> ThreadPoolExecutor:
     pool = _pools.get(count)
     if pool is None:
-        pool = _pools.setdefault(count, ThreadPoolExecutor(count, "qrole"))
-    for _ in pool.map(work, pieces):
-        pass
+        pool = _pools.setdefault(count, ThreadPoolExecutor(count - 1, "qrole"))
+    return pool

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios of interleaved runs, never absolute speed."""
