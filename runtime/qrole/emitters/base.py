@@ -12,7 +12,14 @@ from qrole.roles import Direction, QuantizerRole, Slot
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["EmitOptions", "Emitter", "attention_slots", "class_name", "linear_slots"]
+__all__ = [
+    "EmitOptions",
+    "Emitter",
+    "attention_operands",
+    "attention_slots",
+    "class_name",
+    "linear_slots",
+]
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,15 @@ _ATTENTION = {
     Direction.BACKWARD: (("dqkv", "", 2, 0), ("do", "do", 2, 1), ("dp", "dp", 2, 1)),
 }
 _HINTS = {"o": "dpa_output", "dqkv": "dpa_grad_input"}
+
+
+def attention_operands(direction: Direction) -> list[tuple[str, bool]]:
+    """Operand of each slot of a dot-product attention, and whether anything reads the slot."""
+    return [
+        (operand, i == read)
+        for operand, _, count, read in _ATTENTION[direction]
+        for i in range(count)
+    ]
 
 
 def attention_slots(

@@ -1,14 +1,17 @@
 """Emitter for modules that speak of roles themselves: qrole's own, TransformerEngine's, anyone's.
 
 What such a module says is believed. qrole's modules also tell which GEMM reads a slot
-(`quantizer_slots`); for others that follows from the role's tensor type.
+(`quantizer_slots`); an installed TransformerEngine's are known by class; for others it follows from
+the role's tensor type.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from qrole.emitters.base import EmitOptions, Emitter, class_name
+from qrole.emitters.base import EmitOptions, Emitter, attention_operands
+from qrole.modules.grouped_linear import fold_experts
+from qrole.modules.slots import SlotFacts, describe_slots
 from qrole.roles import Direction, QuantizerRole, Slot
 
 if TYPE_CHECKING:
@@ -16,8 +19,15 @@ if TYPE_CHECKING:
 
 __all__ = ["RoleEmitter"]
 
-_MODES = ((Direction.FORWARD, 3), (Direction.BACKWARD, 2))
-_BOUNDARY = {Direction.FORWARD: "output", Direction.BACKWARD: "grad_input"}
+_FORWARD, _BACKWARD = Direction.FORWARD, Direction.BACKWARD
+_BOUNDARY = {_FORWARD: "output", _BACKWARD: "grad_input"}
+# Slots of TransformerEngine's modules: per GEMM group three forward and two backward. Those of
+# the boundary are read only where a quantized output is asked for, which the model does not tell.
+_LAYER = {
+    _FORWARD: (("input", True), ("weight", True), ("output", False)),
+    _BACKWARD: (("grad_output", True), ("grad_input", False)),
+}
+_TE_GROUPS = {"Linear": ("",), "LayerNormLinear": ("",), "LayerNormMLP": ("fc1", "fc2")}
 
 
 class RoleEmitter(Emitter):
@@ -32,44 +42,35 @@ class RoleEmitter(Emitter):
             return None
         own: Any = module
         if callable(getattr(own, "quantizer_slots", None)):
-            slots: list[Slot] = own.quantizer_slots(path)
-            return slots
-        slots = []
-        for direction, per_gemm in _MODES:
-            roles, bare = _roles(own, direction, per_gemm)
-            slots += [
-                Slot(
-                    module=path,
-                    direction=direction,
-                    index=index,
-                    role=role,
-                    module_class=class_name(module),
-                    te_name=str(getattr(own, "name", "") or ""),
-                    operand=_operand(role, direction),
-                    consumed=role is not None,
-                    shape=_shape(own, role),
-                    parameters=_parameters(own, path, role),
-                    bare=bare,
-                )
-                for index, role in enumerate(roles)
-            ]
+            described: list[Slot] = own.quantizer_slots(path)
+            return described
+        name = str(getattr(own, "name", "") or "")
+        slots: list[Slot] = []
+        for direction in Direction:
+            known = _known_facts(own, direction)
+            roles = _roles(own, direction, len(known) if known is not None else None)
+            count = len(roles) if isinstance(roles, list) else roles
+            facts = known if known is not None else _guessed_facts(own, direction, roles, count)
+            given = roles if isinstance(roles, list) else None
+            slots += describe_slots(path, module, name, direction, facts, given)
+        if type(own).__name__ == "GroupedLinear" and getattr(own, "num_gemms", 1) > 1:
+            return fold_experts(slots, own.num_gemms)
         return slots
 
 
 def _roles(
-    module: Any, direction: Direction, per_gemm: int
-) -> tuple[list[QuantizerRole | None], bool]:
-    """The roles of one direction, and whether they stand in for a missing list."""
+    module: Any, direction: Direction, known: int | None
+) -> list[QuantizerRole | None] | int:
+    """The roles of one direction; their number where the module has no list of them."""
     if callable(getattr(module, "num_quantizers", None)):
         count = int(module.num_quantizers(direction.value))
         roles = module.get_quantizer_roles(direction.value)
     else:
-        count = int(getattr(module, "num_gemms", 1)) * per_gemm
-        forward = direction is Direction.FORWARD
+        per_gemm = len(_LAYER[direction])
+        count = known if known is not None else int(getattr(module, "num_gemms", 1)) * per_gemm
+        forward = direction is _FORWARD
         roles = module.get_quantizer_roles(fwd=forward, num_quantizers=count)
-    if roles is None:
-        return [QuantizerRole()] * count, True
-    return [_own_role(role) for role in roles], False
+    return count if roles is None else [_own_role(role) for role in roles]
 
 
 def _own_role(role: Any) -> QuantizerRole | None:
@@ -78,20 +79,49 @@ def _own_role(role: Any) -> QuantizerRole | None:
     return QuantizerRole(str(role.module_type), str(role.tensor_type), str(role.name))
 
 
-def _operand(role: QuantizerRole | None, direction: Direction) -> str:
-    return _BOUNDARY[direction] if role is None else role.tensor_type
+def _known_facts(module: Any, direction: Direction) -> list[SlotFacts] | None:
+    """What is known of the slots of TransformerEngine's own classes; None for all others."""
+    cls = type(module)
+    if not cls.__module__.startswith("transformer_engine."):
+        return None
+    if cls.__name__ == "DotProductAttention":
+        return [
+            SlotFacts(operand, "attention", consumed)
+            for operand, consumed in attention_operands(direction)
+        ]
+    if cls.__name__ == "GroupedLinear" and hasattr(module, "num_gemms"):
+        weights = [("", f"weight{i}") for i in range(module.num_gemms)]
+    else:
+        groups = _TE_GROUPS.get(cls.__name__, ())
+        weights = [(group, f"{group}_weight" if group else "weight") for group in groups]
+    facts = [
+        _fact(module, operand, group, consumed, parameter)
+        for group, parameter in weights
+        for operand, consumed in _LAYER[direction]
+    ]
+    return facts or None
 
 
-def _is_weight(module: Any, role: QuantizerRole | None) -> bool:
-    weight = getattr(module, "weight", None)
-    return role is not None and role.tensor_type == "weight" and getattr(weight, "ndim", 0) == 2
+def _guessed_facts(
+    module: Any, direction: Direction, roles: list[QuantizerRole | None] | int, count: int
+) -> list[SlotFacts]:
+    """Operands by tensor type; a slot without a role is taken for a boundary."""
+    given = roles if isinstance(roles, list) else [QuantizerRole()] * count
+    return [
+        _fact(
+            module,
+            _BOUNDARY[direction] if role is None else role.tensor_type,
+            "",
+            role is not None,
+            "weight",
+        )
+        for role in given
+    ]
 
 
-def _shape(module: Any, role: QuantizerRole | None) -> tuple[int, ...] | None:
-    return tuple(module.weight.shape) if _is_weight(module, role) else None
-
-
-def _parameters(module: Any, path: str, role: QuantizerRole | None) -> tuple[str, ...]:
-    if not _is_weight(module, role):
-        return ()
-    return (f"{path}.weight" if path else "weight",)
+def _fact(module: Any, operand: str, group: str, consumed: bool, parameter: str) -> SlotFacts:
+    weight = getattr(module, parameter, None)
+    if operand != "weight" or getattr(weight, "ndim", 0) != 2:
+        return SlotFacts(operand, group, consumed)
+    assert weight is not None
+    return SlotFacts(operand, group, consumed, tuple(weight.shape), (parameter,))

@@ -66,3 +66,47 @@ def test_third_party_emitter_is_found_by_its_entry_point():
     found = walk_module(nn.Sequential(emitters.ScaledLinear(8, 4)), "m")
     assert found.emitters == {"0": "example scaled linear"}
     assert [u.parameters for u in found.uncovered] == [("0.scale",)]
+
+
+def _te_class(class_name, **attributes):
+    """A class as an installed TransformerEngine has it: its roles, no description of slots."""
+    own = {"__module__": f"transformer_engine.pytorch.module.{class_name.lower()}", **attributes}
+    return type(class_name, (nn.Module,), own)
+
+
+def test_installed_transformer_engine_mlp_is_known_by_class():
+    from qrole.modules import LayerNormMLP
+
+    ours = LayerNormMLP(16, 32, name="mlp")
+    roles = staticmethod(ours.get_quantizer_roles)
+    theirs = _te_class("LayerNormMLP", get_quantizer_roles=roles, name="mlp")()
+    theirs.fc1_weight, theirs.fc2_weight = ours.fc1_weight, ours.fc2_weight
+    expected = [(s.role, s.operand, s.group, s.consumed, s.shape) for s in ours.quantizer_slots("")]
+    found = walk_module(theirs, "m").slots
+    assert [(s.role, s.operand, s.group, s.consumed, s.shape) for s in found] == expected
+
+
+def test_installed_transformer_engine_experts_fold():
+    from qrole.modules import GroupedLinear
+
+    ours = GroupedLinear(3, 16, 32, name="experts")
+    roles = staticmethod(ours.get_quantizer_roles)
+    theirs = _te_class("GroupedLinear", get_quantizer_roles=roles, num_gemms=3, name="experts")()
+    for i in range(3):
+        setattr(theirs, f"weight{i}", getattr(ours, f"weight{i}"))
+    found = walk_module(theirs, "m").slots
+    assert [(s.id, s.copies, s.operand) for s in found] == [
+        (s.id, s.copies, s.operand) for s in walk_module(ours, "m").slots
+    ]
+    assert found[1].parameters == ("weight0", "weight1", "weight2")
+
+
+def test_installed_transformer_engine_attention_reads_six_slots():
+    from qrole.modules import DotProductAttention
+
+    ours = DotProductAttention(2, 8, name="core")
+    roles = staticmethod(ours.get_quantizer_roles)
+    theirs = _te_class("DotProductAttention", get_quantizer_roles=roles, name="core")()
+    found = walk_module(theirs, "m").slots
+    assert len(found) == 15
+    assert [s.index for s in found if s.consumed] == [2, 3, 8, 0, 3, 5]
