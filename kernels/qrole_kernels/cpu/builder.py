@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 from llvmlite import ir
 
-from qrole_kernels.cpu.simd import I8, I64, PTR, Pointer, Value, literal
+from qrole_kernels.cpu.simd import I8, I32, I64, PTR, Pointer, Value, literal
+
+# All exceptions masked, nearest even, no flushing of subnormals.
+_DEFAULT_MXCSR = 0x1F80
 
 Anything = TypeVar("Anything", Value, Pointer)
 
@@ -111,7 +115,22 @@ class Kernel:
 
     def finish(self) -> str:
         """The module's text."""
-        self.builder.ret_void()
         entry = ir.IRBuilder(self._entry)
+        if platform.machine() in ("x86_64", "AMD64"):
+            self._default_arithmetic(entry)
         entry.branch(self.function.basic_blocks[1])
+        self.builder.ret_void()
         return str(self.module)
+
+    def _default_arithmetic(self, entry: ir.IRBuilder) -> None:
+        """Rounding to nearest with subnormals, whatever mode the caller's thread is in."""
+        kind = ir.FunctionType(ir.VoidType(), [PTR])
+        save, load = (
+            ir.Function(self.module, kind, f"llvm.x86.sse.{name}mxcsr") for name in ("st", "ld")
+        )
+        given, default = self._reserve(I32), self._reserve(I32)
+        entry.position_at_end(self._entry)
+        entry.call(save, [given])
+        entry.store(I32(_DEFAULT_MXCSR), default)
+        entry.call(load, [default])
+        self.builder.call(load, [given])

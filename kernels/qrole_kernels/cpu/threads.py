@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from qrole_kernels.errors import ArgumentError
+
 T = TypeVar("T")
 
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -15,9 +17,17 @@ os.register_at_fork(after_in_child=_pools.clear)
 
 
 def default_threads() -> int:
-    """`QROLE_NUM_THREADS`, else torch's number where it is loaded, else all processors."""
+    """`QROLE_NUM_THREADS`, else torch's number where it is loaded, else all processors.
+
+    Raises:
+        ArgumentError: The variable is no positive integer.
+    """
     if chosen := os.environ.get("QROLE_NUM_THREADS"):
-        return max(1, int(chosen))
+        if not chosen.isdecimal() or int(chosen) < 1:
+            raise ArgumentError(
+                f"QROLE_NUM_THREADS={chosen!r}", "a positive integer", "Set or unset the variable."
+            )
+        return int(chosen)
     torch = sys.modules.get("torch")
     if torch is not None:
         return int(torch.get_num_threads())

@@ -96,6 +96,10 @@ def test_kernels_run_without_the_gil():
 def test_default_threads(monkeypatch):
     monkeypatch.setenv("QROLE_NUM_THREADS", "7")
     assert threads.default_threads() == 7
+    for wrong in ("0", "-1", "two"):
+        monkeypatch.setenv("QROLE_NUM_THREADS", wrong)
+        with pytest.raises(ArgumentError, match=f"QROLE_NUM_THREADS='{wrong}'.*positive integer"):
+            threads.default_threads()
     monkeypatch.delenv("QROLE_NUM_THREADS")
     assert threads.default_threads() == torch.get_num_threads()
     monkeypatch.delitem(threads.sys.modules, "torch")
