@@ -77,6 +77,9 @@ def register(app: typer.Typer) -> None:
             list[str] | None,
             typer.Option(metavar="A,B,..", help="Sibling layers that an engine joins, by name."),
         ] = None,
+        dtype: Annotated[
+            str, typer.Option(help="bfloat16, ..: what the config names as the model's dtype.")
+        ] = "",
         data: Annotated[
             Path | None,
             typer.Option(help="Calibration text, .jsonl or .safetensors; default: the model's."),
@@ -125,6 +128,7 @@ def register(app: typer.Typer) -> None:
             quantize_head=quantize_head,
             fusions=(*map(parse_fusion, fuse or ()), *DEFAULT_FUSIONS),
             engines=tuple(engine or ()),
+            dtype=dtype,
         )
         chosen = chosen_format(output_format, as_json)
         if dry_run:

@@ -10,6 +10,7 @@ import typer
 
 from qrole_cli.console import Column, OutputFormat, finish, note, progress, show, warn
 from qrole_cli.options import FormatOption, JsonOption, chosen_format
+from qrole_cli.verdicts import say_verdicts
 
 if TYPE_CHECKING:
     from qrole.checkpoint.verification.report import VerifyReport
@@ -56,6 +57,7 @@ def register(app: typer.Typer) -> None:
             _show(report, chosen)
         for problem in report.problems[:_SHOWN]:
             warn(str(problem))
+        say_verdicts(report.verdicts, sum(report.schemes.values()))
         finish(report.ok, _outcome(report))
         if not report.ok:
             raise typer.Exit(1)

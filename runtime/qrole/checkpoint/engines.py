@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from qrole.checkpoint.layers import Layer, Selection
-from qrole.checkpoint.source import Source
 from qrole.errors import UnknownNameError, UsageError
 
 __all__ = [
@@ -57,6 +57,9 @@ class Verdict:
     reasons: tuple[str, ...] = ()
     slots: tuple[str, ...] = ()
 
+
+#: Encodings that compressed-tensors decodes to bf16 whatever the model's dtype is.
+BF16_ONLY = ("nvfp4", "mxfp8", "mxfp4")
 
 _Entry = tuple[Level, str]
 _YES: _Entry = (Level.YES, "")
@@ -123,11 +126,17 @@ _EXPERTS = {
 }
 
 
-def verdicts(layout: str, selection: Selection, source: Source) -> tuple[Verdict, ...]:
-    """What every engine makes of the checkpoint that a selection becomes."""
+def verdicts(layout: str, selection: Selection, dtype: str) -> tuple[Verdict, ...]:
+    """What every engine makes of the checkpoint that a selection is or becomes.
+
+    Args:
+        layout: Name of the layout.
+        selection: What is quantized.
+        dtype: What the checkpoint's config names as the model's dtype.
+    """
     found = []
     for i, engine in enumerate(ENGINES):
-        entries = list(_entries(layout, selection, source, engine, i))
+        entries = list(_entries(layout, selection, dtype, engine, i))
         worst = Level.YES
         for level in (Level.LIMITED, Level.NO):
             if any(entry[0] is level for entry, _ in entries):
@@ -164,7 +173,7 @@ def check_engines(wanted: Iterable[str], found: Sequence[Verdict]) -> None:
 
 
 def _entries(
-    layout: str, selection: Selection, source: Source, engine: str, column: int
+    layout: str, selection: Selection, dtype: str, engine: str, column: int
 ) -> Iterator[tuple[_Entry, list[Layer]]]:
     """Every fact that bears on one engine, with the layers it is about."""
     schemes = selection.schemes()
@@ -174,10 +183,14 @@ def _entries(
             yield _no(f"does not read the layout {layout}"), layers
             continue
         yield table[scheme][column], layers
+        if engine == "vllm" and scheme == "fp8_block":
+            ragged = [la for la in layers if len(la.group) > 1 and la.rows % 128]
+            if ragged:
+                yield _no("joins layers of whole 128-row blocks only"), ragged
         if layout != "compressed-tensors":
             continue
         if engine == "transformers":
-            yield from _transformers(scheme, layers, selection, source)
+            yield from _transformers(scheme, layers, selection, dtype)
         if engine == "sglang" and scheme == "fp8_block":
             heads = [la for la in layers if la.module.endswith("lm_head")]
             if heads:
@@ -187,7 +200,7 @@ def _entries(
 
 
 def _transformers(
-    scheme: str, layers: list[Layer], selection: Selection, source: Source
+    scheme: str, layers: list[Layer], selection: Selection, dtype: str
 ) -> Iterator[tuple[_Entry, list[Layer]]]:
     experts = [la for la in layers if ".experts." in la.module]
     if experts and scheme in _EXPERTS:
@@ -195,16 +208,19 @@ def _transformers(
     high = any(".experts." in kept.tensor for kept in selection.kept.values())
     if high and not experts and scheme.startswith("nvfp4"):
         yield _no("fails on NVFP4 layers beside experts in high precision"), layers
-    if scheme.startswith(("nvfp4", "mxfp")) and _dtype(source) != "BF16":
+    if scheme.startswith(BF16_ONLY) and dtype != "bfloat16":
         hint = "decodes these weights to bf16: load it with dtype=torch.bfloat16"
         yield _limited(hint), layers
 
 
-def _dtype(source: Source) -> str:
-    """The dtype that the model's unquantized part is loaded in by default."""
-    named = source.config.get("dtype") or source.config.get("torch_dtype")
-    names = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
-    return names.get(str(named).removeprefix("torch."), "F32")
+def model_dtype(config: Mapping[str, Any]) -> str:
+    """The dtype that a config names, in which the unquantized part is loaded by default."""
+    text = config.get("text_config") or {}
+    for place in (config, text if isinstance(text, dict) else {}):
+        named = place.get("dtype") or place.get("torch_dtype")
+        if named:
+            return str(named).removeprefix("torch.")
+    return "float32"
 
 
 def _mixed(

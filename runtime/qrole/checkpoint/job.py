@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from qrole._version import __version__
+from qrole.checkpoint.config_text import with_key
 from qrole.checkpoint.constraints import OnShape, SelectOptions
-from qrole.checkpoint.engines import Verdict, check_engines, verdicts
+from qrole.checkpoint.engines import (
+    BF16_ONLY,
+    Verdict,
+    check_engines,
+    model_dtype,
+    verdicts,
+)
 from qrole.checkpoint.fused import DEFAULT_FUSIONS, Fusion
 from qrole.checkpoint.layers import Selection
 from qrole.checkpoint.layouts import LAYOUTS, Layout
@@ -41,6 +48,8 @@ class ApplyOptions:
         quantize_head: Quantize the output head as the plan says.
         fusions: Layers that engines join, by last name component.
         engines: Engines that must load the result.
+        dtype: What the written config names as the model's dtype: `bfloat16`, `float16`,
+            `float32`; `""` leaves it as it is. Readers cast what they load to it.
     """
 
     layout: str = "compressed-tensors"
@@ -50,6 +59,7 @@ class ApplyOptions:
     quantize_head: bool = False
     fusions: tuple[Fusion, ...] = DEFAULT_FUSIONS
     engines: tuple[str, ...] = ()
+    dtype: str = ""
 
     def for_bytes(self) -> dict[str, Any]:
         """The options that the output's bytes depend on, as JSON values."""
@@ -130,7 +140,8 @@ def prepare(
     plan = build_plan(inventory, _factory(factory))
     selection = select(plan, source, _select_options(options, layout))
     _check_layout(selection, layout)
-    found = verdicts(layout.name, selection, source)
+    _check_dtype(selection, source, options)
+    found = verdicts(layout.name, selection, options.dtype or model_dtype(source.config))
     check_engines(options.engines, found)
     shards = plan_shards(source, selection, layout)
     return Job(
@@ -141,7 +152,7 @@ def prepare(
         options=options,
         shards=shards,
         units=tuple(plan_units(source, selection, shards)),
-        documents=layout.documents(selection, source),
+        documents=_documents(layout, selection, source, options.dtype),
         verdicts=found,
         loaded=loaded,
     )
@@ -210,3 +221,30 @@ def _check_layout(selection: Selection, layout: Layout) -> None:
             expected="one format for all quantized weights",
             hint="choose the layout compressed-tensors, which holds mixes",
         )
+
+
+def _check_dtype(selection: Selection, source: Source, options: ApplyOptions) -> None:
+    """Refuses fp16 models in formats that compressed-tensors decodes to bf16."""
+    if options.dtype not in ("", "bfloat16", "float16", "float32"):
+        raise UsageError(
+            f"the dtype {options.dtype!r}",
+            expected="bfloat16, float16 or float32",
+            hint="leave it out to keep the source's",
+        )
+    dtype = options.dtype or model_dtype(source.config)
+    layers = [la for la in selection.layers.values() if la.scheme.encoding.startswith(BF16_ONLY)]
+    if options.layout == "compressed-tensors" and dtype == "float16" and layers:
+        raise ConfigError(
+            f"the config names float16, and {layers[0].scheme.name} weights are decoded to bf16: "
+            f"slots {', '.join(layer.slot for layer in layers[:6])}",
+            expected="a model in bf16, or FP8 weights",
+            hint="pass --dtype bfloat16: readers then load the rest of the model in bf16 too",
+        )
+
+
+def _documents(layout: Layout, selection: Selection, source: Source, dtype: str) -> dict[str, str]:
+    documents = layout.documents(selection, source)
+    if dtype:
+        key = "torch_dtype" if "torch_dtype" in source.config else "dtype"
+        documents["config.json"] = with_key(documents["config.json"], key, dtype)
+    return documents

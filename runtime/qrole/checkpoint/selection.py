@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from qrole.checkpoint.constraints import SelectOptions, check_neighbours, check_shapes
 from qrole.checkpoint.fused import absent_siblings, fused_groups
 from qrole.checkpoint.layers import Kept, Layer, Selection
+from qrole.checkpoint.parallel import largest_split
 from qrole.checkpoint.schemes import scheme_of, weight_format
 from qrole.checkpoint.source import FLOATS, Source, SourceTensor
 from qrole.errors import ConfigError, NothingMatchedError
@@ -262,6 +263,10 @@ def _notes(layers: dict[str, Layer]) -> Iterator[str]:
             notes[layer.answer, layer.scheme.name, layer.note].append(layer.module)
     for (answer, scheme, note), modules in notes.items():
         yield f"{answer} is stored as {scheme} in {len(modules)} layers: {note}"
+    size, cut = largest_split(layers.values())
+    if cut:
+        many = f"at most {size} GPUs" if size > 1 else "one GPU"
+        yield f"blocks of scales stay whole on {many}: more would cut those of {cut}"
 
 
 def _why_nothing(kept: dict[str, str]) -> str:

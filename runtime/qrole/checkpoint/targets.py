@@ -14,6 +14,7 @@ __all__ = ["hits", "patterns"]
 
 _ANY = r"\d+"
 _DOT = r"\."
+_EXPERTS = "experts"
 _Parts = tuple[str, ...]
 
 
@@ -113,6 +114,8 @@ def _starts(parts: _Parts) -> range:
     else:
         free = [i for i, part in enumerate(parts) if part == _ANY]
         latest = min(free[-1] + 1 if free else 0, len(parts) - 1)
+    if _EXPERTS in parts:  # transformers finds the experts' group by this word
+        latest = min(latest, max(parts.index(_EXPERTS) - 1, 0))
     return range(latest, -1, -1)
 
 

@@ -11,8 +11,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from qrole.checkpoint.engines import Verdict, model_dtype, verdicts
 from qrole.checkpoint.fused import fused_groups
 from qrole.checkpoint.headers import TensorInfo, read_headers
+from qrole.checkpoint.layers import Kept, Selection
 from qrole.checkpoint.layouts import LAYOUTS
 from qrole.checkpoint.manifest import MANIFEST, read_manifest
 from qrole.checkpoint.source import Source, open_source
@@ -21,11 +23,12 @@ from qrole.checkpoint.verification.declared import Declared, weight_modules
 from qrole.checkpoint.verification.declared_ct import declared_ct
 from qrole.checkpoint.verification.declared_fp8 import declared_fp8
 from qrole.checkpoint.verification.declared_modelopt import declared_modelopt
+from qrole.checkpoint.verification.decoding import StoredLayer
 from qrole.checkpoint.verification.files import check_index, check_tied
 from qrole.checkpoint.verification.reading import Reader
 from qrole.checkpoint.verification.report import LayerError, Problem, VerifyReport
 from qrole.checkpoint.verification.scales import check_codes, check_fused, check_numbers
-from qrole.checkpoint.verification.structure import check_modules, stored_layers
+from qrole.checkpoint.verification.structure import check_modules, layer_of, stored_layers
 from qrole.errors import NothingMatchedError, UsageError
 from qrole.loading import LoadedModel
 
@@ -53,56 +56,103 @@ def verify(
         UsageError: The layout is not one that is known.
         NothingMatchedError: Nothing in it is quantized.
     """
-    path = Path(directory)
-    tensors = read_headers(path)
-    config = _config(path)
-    declared = read_declared(path, config, tensors)
-    problems = list(declared.problems)
-
-    def complain(kind: str, where: str, message: str) -> None:
-        problems.append(Problem(kind, where, message))
-
-    check_index(path, tensors, complain)
-    check_tied(config, tensors, complain)
-    modules = weight_modules(tensors)
-    layout = LAYOUTS[declared.layout]
-    layers = stored_layers(declared, layout, tensors, complain)
-    check_modules(declared, layout, tensors, modules, layers, complain)
-    reader = Reader()
-    for layer in layers.values():
-        check_numbers(layer, reader, complain)
-        check_codes(layer, reader, complain)
-    groups = fused_groups([*modules, *declared.schemes])
-    check_fused(groups, layers, declared.schemes, reader, complain)
+    run = _Verification(Path(directory))
+    run.by_itself()
     errors: list[LayerError] = []
     unchanged = None
     if source is not None:
         origin = _open(source)
-        check_files(path, origin, config, complain)
-        counter = _Counter(sum(info.nbytes for info in tensors.values()), on_progress)
-        errors, unchanged = check_values(
-            tensors,
-            layers,
-            declared.schemes,
-            origin,
-            _places(path),
-            reader,
-            complain,
-            counter.add,
-        )
+        errors, unchanged = run.against(origin, on_progress)
         origin.close()
-    reader.close()
+    run.reader.close()
     return VerifyReport(
-        directory=path,
-        layout=declared.layout,
-        schemes=_counts(declared.schemes),
-        tensors=len(tensors),
-        nbytes=sum(info.nbytes for info in tensors.values()),
+        directory=run.path,
+        layout=run.declared.layout,
+        schemes=_counts(run.declared.schemes),
+        tensors=len(run.tensors),
+        nbytes=sum(info.nbytes for info in run.tensors.values()),
         unchanged=unchanged,
         errors=tuple(errors),
-        problems=tuple(problems),
-        verdicts=(),
+        problems=tuple(run.problems),
+        verdicts=run.verdicts(),
     )
+
+
+class _Verification:
+    """One checkpoint while it is looked at, and what was found wrong so far."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.tensors = read_headers(path)
+        self.config = _config(path)
+        self.declared = read_declared(path, self.config, self.tensors)
+        self.manifest = read_manifest(path) if (path / MANIFEST).is_file() else None
+        self.problems = list(self.declared.problems)
+        self.modules = weight_modules(self.tensors)
+        self.groups = fused_groups([*self.modules, *self.declared.schemes])
+        self.reader = Reader()
+        self.layers: dict[str, StoredLayer] = {}
+
+    def complain(self, kind: str, where: str, message: str) -> None:
+        """Adds a problem."""
+        self.problems.append(Problem(kind, where, message))
+
+    def by_itself(self) -> None:
+        """Everything that needs no source."""
+        declared, layout = self.declared, LAYOUTS[self.declared.layout]
+        check_index(self.path, self.tensors, self.complain)
+        check_tied(self.config, self.tensors, self.complain)
+        self.layers = stored_layers(declared, layout, self.tensors, self.complain)
+        check_modules(declared, layout, self.tensors, self.modules, self.layers, self.complain)
+        for layer in self.layers.values():
+            check_numbers(layer, self.reader, self.complain)
+            check_codes(layer, self.reader, self.complain)
+        check_fused(self.groups, self.layers, declared.schemes, self.reader, self.complain)
+        self._check_manifest()
+
+    def _check_manifest(self) -> None:
+        if self.manifest is None:
+            return
+        recorded = {m: entry["scheme"] for m, entry in self.manifest["layers"].items()}
+        for module in sorted(recorded.keys() | self.declared.schemes.keys()):
+            told, is_declared = recorded.get(module), self.declared.schemes.get(module)
+            if told != is_declared:
+                self.complain(
+                    "manifest-differs", module, f"was written as {told}, declared {is_declared}"
+                )
+
+    def against(
+        self, origin: Source, on_progress: OnProgress | None
+    ) -> tuple[list[LayerError], int]:
+        """Errors of all layers, and the number of unchanged tensors."""
+        manifest = self.manifest or {"layers": {}, "options": {}}
+        may_differ = {"quantization_config"}
+        if manifest["options"].get("dtype"):
+            may_differ |= {"dtype", "torch_dtype"}
+        check_files(self.path, origin, self.config, may_differ, self.complain)
+        places = {m: (e["tensor"], e["first_row"]) for m, e in manifest["layers"].items()}
+        counter = _Counter(sum(info.nbytes for info in self.tensors.values()), on_progress)
+        return check_values(
+            self.tensors,
+            self.layers,
+            self.declared.schemes,
+            origin,
+            places,
+            self.reader,
+            self.complain,
+            counter.add,
+        )
+
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """What engines make of the layers that are declared and whole."""
+        schemes = self.declared.schemes
+        layers = {
+            m: layer_of(m, schemes[m], la.rows, la.columns, self.groups.get(m, (m,)))
+            for m, la in self.layers.items()
+        }
+        kept = {f"{m}.weight": Kept(f"{m}.weight", m, "") for m in self.modules if m not in schemes}
+        selection = Selection(layers, kept, {}, (), tuple(self.modules), ())
+        return verdicts(self.declared.layout, selection, model_dtype(self.config))
 
 
 def _config(path: Path) -> dict[str, Any]:
@@ -157,14 +207,6 @@ def _open(source: str | LoadedModel) -> Source:
 def _is_stored(source: str) -> bool:
     path = Path(source)
     return path.is_dir() or path.suffix == ".safetensors"
-
-
-def _places(path: Path) -> dict[str, tuple[str, int]]:
-    """Source tensor and first row of each layer, from the manifest where there is one."""
-    if not (path / MANIFEST).is_file():
-        return {}
-    layers = read_manifest(path)["layers"]
-    return {module: (entry["tensor"], entry["first_row"]) for module, entry in layers.items()}
 
 
 def _counts(schemes: Mapping[str, str]) -> dict[str, int]:

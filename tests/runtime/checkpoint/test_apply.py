@@ -166,7 +166,9 @@ def test_what_stays_of_an_fp8_source_becomes_bf16(tmp_path: Path) -> None:
 
 def test_a_source_that_is_quantized_otherwise(source: Path, tmp_path: Path) -> None:
     apply(str(source), "mxfp8", tmp_path / "once")
-    with pytest.raises(UsageError, match=r"is quantized already .quant_method 'compressed-tensors'"):
+    with pytest.raises(
+        UsageError, match=r"is quantized already .quant_method 'compressed-tensors'"
+    ):
         apply(str(tmp_path / "once"), "mxfp8", tmp_path / "twice")
 
 

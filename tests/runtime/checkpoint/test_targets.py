@@ -53,6 +53,12 @@ def test_experts_that_are_no_product_of_layers_and_experts() -> None:
     ]
 
 
+def test_a_pattern_of_experts_names_them() -> None:
+    names = [f"model.layers.{i}.mlp.experts.{e}.up_proj" for i in range(2) for e in range(3)]
+    names += ["model.layers.0.mlp.gate"]
+    assert patterns(names[:-1], names) == (r"re:.*mlp\.experts\.\d+\.up_proj$",)
+
+
 @pytest.mark.parametrize(
     ("pattern", "name", "expected"),
     [

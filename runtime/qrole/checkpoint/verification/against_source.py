@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,13 +85,15 @@ def check_values(
 
 
 def check_files(
-    directory: Path, source: Source, config: Mapping[str, Any], complain: Complain
+    directory: Path,
+    source: Source,
+    config: Mapping[str, Any],
+    may_differ: Collection[str],
+    complain: Complain,
 ) -> None:
-    """The config but for its quantization, and the files that are no weights."""
+    """The config but for the keys that may differ, and the files that are no weights."""
     for key in sorted(config.keys() | source.config.keys()):
-        if key not in ("quantization_config", "dtype", "torch_dtype") and (
-            config.get(key) != source.config.get(key)
-        ):
+        if key not in may_differ and config.get(key) != source.config.get(key):
             complain(
                 "config-changed",
                 "config.json",

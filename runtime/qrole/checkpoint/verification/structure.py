@@ -11,7 +11,7 @@ from qrole.checkpoint.schemes import SCHEMES, WeightFormat
 from qrole.checkpoint.verification.declared import Declared
 from qrole.checkpoint.verification.decoding import StoredLayer
 
-__all__ = ["check_modules", "stored_layers"]
+__all__ = ["check_modules", "layer_of", "stored_layers"]
 
 Complain = Callable[[str, str, str], None]
 
@@ -49,24 +49,29 @@ def stored_layers(
             )
             continue
         rows, columns = data.shape[0], data.shape[1] * 8 // scheme.stored.element_bits
-        layer = Layer(
-            module,
-            data.name,
-            0,
-            rows,
-            columns,
-            scheme,
-            WeightFormat(scheme.encoding),
-            slot="",
-            place=(module, "", 0),
-            answer="",
-            note="",
-            group=(module,),
-        )
+        layer = layer_of(module, scheme_name, rows, columns, (module,))
         parts = _parts(layer, layout, tensors, complain)
         if parts is not None:
             layers[module] = StoredLayer(module, scheme.stored, rows, columns, parts)
     return layers
+
+
+def layer_of(module: str, scheme: str, rows: int, columns: int, group: tuple[str, ...]) -> Layer:
+    """A layer as a checkpoint shows it: nothing is known of the plan."""
+    return Layer(
+        module=module,
+        tensor=f"{module}.weight",
+        first_row=0,
+        rows=rows,
+        columns=columns,
+        scheme=SCHEMES[scheme],
+        weight=WeightFormat(SCHEMES[scheme].encoding),
+        slot=module,
+        place=(module, "", 0),
+        answer="",
+        note="",
+        group=group,
+    )
 
 
 def _parts(

@@ -1,0 +1,34 @@
+"""Over how many GPUs a checkpoint's layers can be split without cutting a block of scales."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from qrole.checkpoint.layers import Layer
+
+__all__ = ["largest_split"]
+
+#: Layers that engines split along the input; all others are split along the output.
+_ROW_PARALLEL = ("o_proj", "down_proj", "w2", "wo", "out_proj", "dense", "fc2", "c_proj")
+_SIZES = (8, 4, 2, 1)
+
+
+def largest_split(layers: Iterable[Layer]) -> tuple[int, str]:
+    """The largest of 8, 4, 2 and 1 that splits all layers, and a layer that 8 would cut wrongly.
+
+    Returns:
+        The number, and the layer's name; `""` where 8 fits.
+    """
+    layers = tuple(layers)
+    for size in _SIZES:
+        if all(_fits(layer, size) for layer in layers):
+            cut = next((la.module for la in layers if not _fits(la, 8)), "")
+            return size, cut
+    return 1, next(la.module for la in layers if not _fits(la, 1))
+
+
+def _fits(layer: Layer, size: int) -> bool:
+    stored = layer.scheme.stored
+    if layer.module.rpartition(".")[2] in _ROW_PARALLEL:
+        return layer.columns % (size * max(stored.scale_columns, 1)) == 0
+    return layer.rows % (size * (128 if stored.name == "fp8_block" else 1)) == 0
