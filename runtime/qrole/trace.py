@@ -16,9 +16,10 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from qrole.branches import Condition, Point, SourceMap, Span, Unreached, instruction_spans
+from qrole.branches import Condition, Point, SourceMap, Span, instruction_spans
 from qrole.plans import Origin
 from qrole.plugins import Factory
+from qrole.unreached import Unreached, find_unreached
 
 __all__ = ["Tracer"]
 
@@ -63,7 +64,7 @@ class Tracer:
                 continue
             ran = [span for code in codes for span in code.ran_at()]
             exists = [span for code in codes for span in code.spans if span is not None]
-            found += source.unreached(ran, exists)
+            found += find_unreached(source, ran, exists)
         return tuple(sorted(set(found), key=lambda u: (u.file, u.line, u.why)))
 
     def untraceable(self) -> str:

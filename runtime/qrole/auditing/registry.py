@@ -22,12 +22,15 @@ _FAMILIES = (
     "settings_use",
     "roles",
     "factory",
+    "source",
     "rules",
     "pairing",
+    "elements",
     "hardware",
     "export",
     "weights",
     "declared",
+    "declared_tensors",
     "engines",
 )
 

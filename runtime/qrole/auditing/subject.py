@@ -16,8 +16,8 @@ from qrole.roles import Direction, Gemm, Slot
 from qrole.summary import GEMM_OPERANDS
 
 if TYPE_CHECKING:
-    from qrole.branches import Unreached
     from qrole.loading import LoadedModel
+    from qrole.unreached import Unreached
 
 __all__ = ["ATTENTION", "Answers", "GemmPair", "Layer", "PlanSubject", "source_of"]
 
