@@ -16,7 +16,8 @@ from qrole.errors import ConfigError
 from qrole.plans import Decision
 
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out|output_layer|score|classifier|head)$")
-_ROUTER = re.compile(r"(^|\.)(router|gate|shared_expert_gate|wg)(\.(layer|classifier|linear))?$")
+_ROUTER = re.compile(r"(^|\.)(router|shared_expert_gate)(\.(layer|classifier|linear))?$")
+_GATE = re.compile(r"(^|\.)(gate|wg)$")
 _ROUTER_CLASS = re.compile(r"(Router|TopK\w*Gate)$")
 _NORM = re.compile(r"(^|\.)\w*(norm|ln_\w+)$", re.IGNORECASE)
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|word_embeddings|position_embeddings|wte|wpe)$")
@@ -62,15 +63,30 @@ def router_quantized(subject: PlanSubject) -> Iterator[Hit]:
 
     Return IdentityQuantizer for routers (`mlp.gate`, `router`, `shared_expert_gate`).
     """
+    blocks = _expert_blocks(subject)
     for layer in _quantized_layers(subject):
         weight = layer.operands["weight"]
-        if _ROUTER.search(layer.path) or _ROUTER_CLASS.search(weight.slot.module_class):
+        beside_experts = layer.path.rpartition(".")[0] in blocks
+        if (
+            _ROUTER.search(layer.path)
+            or _ROUTER_CLASS.search(weight.slot.module_class)
+            or (_GATE.search(layer.path) and beside_experts)
+        ):
             yield layer_hit(
                 layer,
                 f"the router gets {weight.label}",
                 "keep routers in high precision",
                 weight,
             )
+
+
+def _expert_blocks(subject: PlanSubject) -> frozenset[str]:
+    """Paths of the modules that hold experts; a `gate` beside them is no part of a SwiGLU."""
+    modules = [slot.module for slot in subject.inventory.slots]
+    modules += [found.module for found in subject.inventory.uncovered]
+    return frozenset(
+        module[: module.find(".experts")] for module in modules if ".experts" in module
+    )
 
 
 @check("QR503", Severity.WARNING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -187,18 +188,20 @@ def attention_format(subject: PlanSubject) -> Iterator[Hit]:
     Checked with `--fp8-dpa`. Answer `dpa` roles, and the hints `dpa_output` and `dpa_grad_input`,
     with FP8 or MXFP8.
     """
+    wrong: dict[tuple[str, str], list[str]] = defaultdict(list)
     for decision in subject.usable:
         slot = decision.slot
         if slot.operand not in ATTENTION:
             continue
         formats = {f.family for f in (decision.rowwise, decision.columnwise) if f is not None}
-        if len(formats) == 1 and formats <= set(_FP8_ATTENTION):
-            continue
+        if len(formats) != 1 or not formats <= set(_FP8_ATTENTION):
+            wrong[slot.module, decision.label].append(slot.operand)
+    for (module, label), operands in wrong.items():
         yield Hit(
-            slot.module or ".",
-            f"its {slot.operand} slot gets {decision.label}",
+            module or ".",
+            f"{label} for {', '.join(operands)}",
             "answer attention roles and hints with FP8 (one scale per tensor) or MXFP8",
-            slot.module,
+            module,
         )
 
 

@@ -102,14 +102,18 @@ def never_read(subject: PlanSubject) -> Iterator[Hit]:
 
     Nothing needs to be done; don't read anything into these answers.
     """
+    unread: dict[str, list[str]] = defaultdict(list)
     for slot in subject.inventory.slots:
         if not slot.consumed:
-            yield Hit(
-                slot.id.partition(":")[0],
-                f"{slot.direction} slot {slot.index} ({slot.operand or 'unused'}) is never read",
-                "nothing; its answer has no effect",
-                slot.module,
-            )
+            operand = f" ({slot.operand})" if slot.operand else ""
+            unread[slot.module].append(f"{slot.direction} {slot.index}{operand}")
+    for module, slots in unread.items():
+        yield Hit(
+            module or ".",
+            f"never read: {', '.join(slots)}",
+            "nothing; answers for these slots have no effect",
+            module,
+        )
 
 
 @check("QR105", Severity.WARNING)

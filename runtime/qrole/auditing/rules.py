@@ -104,7 +104,10 @@ def no_rule(subject: PlanSubject) -> Iterator[Hit]:
     rules = subject.rules
     if rules is None or rules.default is not None:
         return
+    looked_at = {decision.slot.id for decision in subject.decisions}
     for slot in unclaimed(rules, subject.plan):
+        if slot.id not in looked_at:
+            continue
         role = slot.role
         kind = f"{role.module_type}/{role.tensor_type}" if role else "boundary"
         yield Hit(

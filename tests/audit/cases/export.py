@@ -32,7 +32,12 @@ def with_head() -> nn.Module:
 
 
 def with_router() -> nn.Module:
-    return tree(mlp__gate=(64, 256), mlp__up_proj=(256, 256))
+    return tree(mlp__gate=(64, 256), mlp__experts__0__up_proj=(256, 256))
+
+
+def with_gate() -> nn.Module:
+    """A gated MLP whose `gate` is no router."""
+    return tree(mlp__gate=(256, 256), mlp__up=(256, 256))
 
 
 def with_embedding() -> nn.Module:
@@ -71,6 +76,13 @@ CASES = [
         "QR502",
         planned(with_router, mxfp8_factory),
         planned(with_router, except_for("mlp.gate")),
+        also="QR107",
+    ),
+    case(
+        "a router taken for the gate of an MLP",
+        "QR107 QR502",
+        planned(with_router, mxfp8_factory),
+        planned(with_gate, mxfp8_factory),
     ),
     case(
         "a position embedding that is a linear layer",
