@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from qrole.auditing.options import check_target
 from qrole.auditing.pairing import layer_hit
 from qrole.auditing.registry import Hit, Severity, check
-from qrole.auditing.subject import ATTENTION, Layer, PlanSubject
+from qrole.auditing.subject import ATTENTION, Layer, PlanSubject, is_hybrid
 from qrole.quantizers.base import OperandFormat
 
 #: What the sizes of a weight must be a multiple of: cuBLAS for FP8, the block for the others.
@@ -194,7 +194,7 @@ def attention_format(subject: PlanSubject) -> Iterator[Hit]:
         if slot.operand not in ATTENTION:
             continue
         formats = {f.family for f in (decision.rowwise, decision.columnwise) if f is not None}
-        if len(formats) != 1 or not formats <= set(_FP8_ATTENTION):
+        if len(formats) != 1 or not formats <= set(_FP8_ATTENTION) or is_hybrid(decision):
             wrong[slot.module, decision.label].append(slot.operand)
     for (module, label), operands in wrong.items():
         yield Hit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from qrole.auditing.registry import Hit, Severity, check
-from qrole.auditing.subject import GemmPair, Layer, PlanSubject, source_of
+from qrole.auditing.subject import GemmPair, Layer, PlanSubject, is_hybrid, source_of
 from qrole.plans import Decision
 from qrole.quantizers.base import OperandFormat
 from qrole.roles import Gemm
@@ -179,8 +179,7 @@ def output_not_producible(subject: PlanSubject) -> Iterator[Hit]:
         fmt = decision.rowwise
         if decision.slot.operand not in ("output", "grad_input") or fmt is None:
             continue
-        hybrid = decision.columnwise is not None and decision.columnwise.family != fmt.family
-        if fmt.family in ("high_precision", "custom") or hybrid:
+        if fmt.family in ("high_precision", "custom") or is_hybrid(decision):
             slot = decision.slot
             yield Hit(
                 slot.module or ".",

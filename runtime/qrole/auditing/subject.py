@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from qrole.loading import LoadedModel
     from qrole.unreached import Unreached
 
-__all__ = ["ATTENTION", "Answers", "GemmPair", "Layer", "PlanSubject", "source_of"]
+__all__ = ["ATTENTION", "Answers", "GemmPair", "Layer", "PlanSubject", "is_hybrid", "source_of"]
+
+
+def is_hybrid(decision: Decision) -> bool:
+    """Whether the answer joins two quantizers, which attention and GEMM outputs refuse."""
+    return hasattr(decision.answer, "rowwise_quantizer")
 
 
 @dataclass(frozen=True)
