@@ -13,18 +13,13 @@ if TYPE_CHECKING:
 __all__ = ["say_verdicts", "size"]
 
 
-def say_verdicts(verdicts: Iterable[Verdict], layers: int) -> None:
-    """One line per engine; slots are named where they are not all of them.
-
-    Args:
-        verdicts: The verdicts.
-        layers: Number of quantized layers.
-    """
+def say_verdicts(verdicts: Iterable[Verdict]) -> None:
+    """One line per engine; slots are named where they are not all of them."""
     from qrole.checkpoint.engines import ENGINES
 
     for verdict in verdicts:
         reasons = f": {'; '.join(verdict.reasons)}" if verdict.reasons else ""
-        some = 0 < len(verdict.slots) < layers
+        some = verdict.slots and not verdict.everywhere
         more = f" and {len(verdict.slots) - 1} more" if len(verdict.slots) > 1 else ""
         where = f" ({verdict.slots[0]}{more})" if some else ""
         note(f"{ENGINES[verdict.engine]} {verdict.level}{reasons}{where}")

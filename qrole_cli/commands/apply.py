@@ -193,7 +193,7 @@ def _say(report: ApplyReport) -> None:
         note(f"reused {size(report.reused_bytes)} that an earlier run had done")
     for text in report.notes:
         note(text)
-    say_verdicts(report.verdicts, sum(report.schemes.values()))
+    say_verdicts(report.verdicts)
 
 
 def _outcome(report: ApplyReport) -> str:
@@ -203,8 +203,6 @@ def _outcome(report: ApplyReport) -> str:
 
 
 def _show_bill(bill: Bill, chosen: OutputFormat) -> None:
-    from qrole.checkpoint.bill import HIGH_PRECISION
-
     rows = [
         [
             line.name,
@@ -221,8 +219,7 @@ def _show_bill(bill: Bill, chosen: OutputFormat) -> None:
         note(text)
     if bill.calibrated:
         note(f"{bill.calibrated} layers get calibrated input scales: the model is run first")
-    quantized = [line.tensors for line in bill.lines if line.name != HIGH_PRECISION]
-    say_verdicts(bill.verdicts, sum(quantized))
+    say_verdicts(bill.verdicts)
     finish(
         True,
         f"{size(bill.output_bytes)}, {bill.quantized_bits:.2f} bits per quantized weight, "

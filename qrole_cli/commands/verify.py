@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
         Example: qrole verify model-nvfp4 --source path/to/model
         """
-        from qrole.checkpoint.verify import verify as check
+        from qrole.api import verify as check
 
         with progress("verifying", unit="bytes") as bar:
             report = check(directory, source, on_progress=bar.update)
@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
             _show(report, chosen)
         for problem in report.problems[:_SHOWN]:
             warn(str(problem))
-        say_verdicts(report.verdicts, sum(report.schemes.values()))
+        say_verdicts(report.verdicts)
         finish(report.ok, _outcome(report))
         if not report.ok:
             raise typer.Exit(1)

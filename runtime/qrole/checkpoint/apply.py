@@ -104,6 +104,7 @@ def apply(
         job = prepare(model, factory, options or ApplyOptions())
         if ranks.leads:
             check_output(final, job.source.directory, force)
+        job.documents  # noqa: B018 - what cannot be declared is refused before work starts
         run = _Run(job, Staging(final), ranks, workers or default_threads(), fsync)
         return run.do(calibration or CalibrationOptions(), on_progress, on_calibration)
     except KeyboardInterrupt as error:

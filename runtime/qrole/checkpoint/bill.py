@@ -12,7 +12,10 @@ from qrole.checkpoint.encode import CHUNK_BYTES, ROW_STEP
 from qrole.checkpoint.engines import Verdict
 from qrole.checkpoint.headers import DTYPE_BITS
 from qrole.checkpoint.job import Job
+from qrole.checkpoint.layers import Layer
 from qrole.checkpoint.rates import copy_rate, encode_rate
+from qrole.checkpoint.schemes import SCHEMES
+from qrole.checkpoint.shards import carried
 from qrole_kernels.cpu.threads import default_threads
 
 __all__ = ["HIGH_PRECISION", "Bill", "BillLine", "bill"]
@@ -47,7 +50,7 @@ class Bill:
 
     Attributes:
         lines: Shares by format.
-        output_bytes: Size of all weight files.
+        output_bytes: Bytes of all tensors; headers add about 100 per tensor.
         quantized_bits: Bits per quantized weight, scales included.
         bits: Bits per element of the whole checkpoint.
         memory_bytes: Peak anonymous memory, estimated; calibration loads the model on top of it.
@@ -75,7 +78,7 @@ class Bill:
 
 
 def bill(job: Job, workers: int = 0) -> Bill:
-    """The bill of a job; reads no weights."""
+    """The bill of a job, from shapes; reads no weights and lays nothing out."""
     workers = workers or default_threads()
     lines = tuple(_lines(job))
     quantized = [line for line in lines if line.name != HIGH_PRECISION]
@@ -83,11 +86,11 @@ def bill(job: Job, workers: int = 0) -> Bill:
     nbytes = sum(line.output_bytes for line in lines)
     return Bill(
         lines=lines,
-        output_bytes=sum(shard.nbytes for shard in job.shards),
+        output_bytes=nbytes,
         quantized_bits=8 * sum(line.output_bytes for line in quantized) / numel,
         bits=8 * nbytes / sum(line.numel for line in lines),
         memory_bytes=_BASE_BYTES + workers * _workspace_bytes(job),
-        seconds=_seconds(job) / workers,
+        seconds=_seconds(job, lines) / workers,
         workers=workers,
         calibrated=len(job.static_layers),
         verdicts=job.verdicts,
@@ -97,26 +100,35 @@ def bill(job: Job, workers: int = 0) -> Bill:
 
 def _lines(job: Job) -> Iterable[BillLine]:
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    scheme_of = {}
-    for layer in job.selection.layers.values():
-        total = totals[layer.scheme.name]
+    tensors, taken = job.source.tensors, set()
+    for (scheme, _, _), layers in _shapes(job).items():
+        total, first = totals[scheme], layers[0]
+        numel = first.rows * first.columns
+        stored = sum(math.prod(p.shape) * DTYPE_BITS[p.dtype] for p in job.layout.parts(first))
+        total[0] += len(layers)
+        total[1] += len(layers) * numel
+        total[3] += len(layers) * stored // 8
+        for layer in layers:
+            taken.add(layer.tensor)
+            total[2] += numel * DTYPE_BITS[tensors[layer.tensor].stored_dtype] // 8
+    for name, tensor in tensors.items():
+        if name in taken or name in job.selection.dropped:
+            continue
+        total = totals[HIGH_PRECISION]
         total[0] += 1
-        total[1] += layer.rows * layer.columns
-        scheme_of[layer.tensor] = layer.scheme.name
-    for shard in job.shards:
-        for place in shard.places:
-            tensor = place.tensor
-            name = scheme_of[tensor.source] if tensor.part else HIGH_PRECISION
-            totals[name][3] += tensor.nbytes
-            if tensor.part is None:
-                totals[HIGH_PRECISION][0] += 1
-                totals[HIGH_PRECISION][1] += math.prod(tensor.shape)
-                totals[HIGH_PRECISION][2] += job.source.tensors[tensor.source].nbytes
-    for unit in job.units:
-        for layer in unit.layers[:1]:
-            totals[layer.scheme.name][2] += unit.nbytes
+        total[1] += math.prod(tensor.shape)
+        total[2] += tensor.nbytes
+        total[3] += carried(tensor).nbytes
     for name, total in totals.items():
         yield BillLine(name, *total)
+
+
+def _shapes(job: Job) -> dict[tuple[str, int, int], list[Layer]]:
+    """Layers by what their size depends on."""
+    found: dict[tuple[str, int, int], list[Layer]] = defaultdict(list)
+    for layer in job.selection.layers.values():
+        found[layer.scheme.name, layer.rows, layer.columns].append(layer)
+    return found
 
 
 def _workspace_bytes(job: Job) -> int:
@@ -132,14 +144,10 @@ def _workspace_bytes(job: Job) -> int:
     return largest
 
 
-def _seconds(job: Job) -> float:
+def _seconds(job: Job, lines: Iterable[BillLine]) -> float:
     """Time of one worker, the disk aside."""
-    copying = copy_rate()
-    names = {layer.weight.encoding for layer in job.selection.layers.values()}
-    encoding = {name: encode_rate(name) for name in names}
-    seconds = 0.0
-    for unit in job.units:
-        seconds += unit.nbytes / copying
-        for layer in unit.layers:
-            seconds += layer.rows * layer.columns / encoding[layer.weight.encoding]
+    seconds = sum(line.output_bytes for line in lines) / copy_rate()
+    for scheme, layers in job.selection.schemes().items():
+        numel = sum(layer.rows * layer.columns for layer in layers)
+        seconds += numel / encode_rate(SCHEMES[scheme].encoding)
     return seconds

@@ -89,8 +89,8 @@ def check_neighbours(layers: dict[str, Layer], groups: Mapping[str, tuple[str, .
         ConfigError: They are not; names them with their schemes.
     """
     for what, members in _joined(layers, groups):
-        answers = {m: _stored_as(layers.get(m)) for m in members}
-        if len(set(answers.values())) > 1:
+        if len({_stored_as(layers.get(m)) for m in members}) > 1:
+            answers = {m: _stored_as(layers.get(m)) for m in members}
             raise ConfigError(
                 f"{what}, but the plan stores them differently: {_listing(answers)}",
                 expected="one format for all of them",

@@ -50,12 +50,14 @@ class Verdict:
         level: Whether it loads it.
         reasons: Why not, or what the limits are.
         slots: Ids of the weight slots that stand in the way.
+        everywhere: They are those of all layers.
     """
 
     engine: str
     level: Level
     reasons: tuple[str, ...] = ()
     slots: tuple[str, ...] = ()
+    everywhere: bool = True
 
 
 #: Encodings that compressed-tensors decodes to bf16 whatever the model's dtype is.
@@ -141,10 +143,15 @@ def verdicts(layout: str, selection: Selection, dtype: str) -> tuple[Verdict, ..
         for level in (Level.LIMITED, Level.NO):
             if any(entry[0] is level for entry, _ in entries):
                 worst = level
+        if worst is Level.YES:
+            found.append(Verdict(engine, worst))
+            continue
         chosen = [(entry, layers) for entry, layers in entries if entry[0] is worst]
-        reasons = () if worst is Level.YES else tuple(dict.fromkeys(e[1] for e, _ in chosen))
-        slots = tuple(dict.fromkeys(la.slot for _, layers in chosen for la in layers))
-        found.append(Verdict(engine, worst, reasons, () if worst is Level.YES else slots))
+        reasons = tuple(dict.fromkeys(entry[1] for entry, _ in chosen))
+        hit = {layer.module: layer.slot for _, layers in chosen for layer in layers}
+        everywhere = len(hit) == len(selection.layers)
+        slots = tuple(dict.fromkeys(hit.values()))
+        found.append(Verdict(engine, worst, reasons, slots, everywhere))
     return tuple(found)
 
 

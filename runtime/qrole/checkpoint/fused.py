@@ -63,12 +63,16 @@ def fused_groups(
         For each member of a group of at least two: all members, in the fusion's order.
     """
     present = set(modules)
+    by_name: dict[str, Fusion] = {}
+    for fusion in fusions:
+        for name in fusion.names:
+            by_name.setdefault(name, fusion)
     groups: dict[str, tuple[str, ...]] = {}
     for path in present:
         parent, name = _split(path)
-        fusion = next((f for f in fusions if name in f.names), None)
-        if fusion is None or path in groups:
+        if name not in by_name or path in groups:
             continue
+        fusion = by_name[name]
         members = tuple(parent + n for n in fusion.names if parent + n in present)
         if len(members) > 1:
             groups.update(dict.fromkeys(members, members))

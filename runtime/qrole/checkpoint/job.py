@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import gc
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -77,9 +80,6 @@ class Job:
         selection: What is quantized.
         layout: How it is stored.
         options: What was asked for.
-        shards: The output's files.
-        units: The work, largest first.
-        documents: Texts beside the weights, by file name.
         verdicts: What each engine makes of the result.
         loaded: The model, where one with weights is in memory.
     """
@@ -89,11 +89,32 @@ class Job:
     selection: Selection
     layout: Layout
     options: ApplyOptions
-    shards: tuple[Shard, ...]
-    units: tuple[Unit, ...]
-    documents: dict[str, str]
     verdicts: tuple[Verdict, ...]
     loaded: LoadedModel | None = None
+
+    @functools.cached_property
+    def shards(self) -> tuple[Shard, ...]:
+        """The output's files."""
+        return plan_shards(self.source, self.selection, self.layout)
+
+    @functools.cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """The work, largest first."""
+        return tuple(plan_units(self.source, self.selection, self.shards))
+
+    @functools.cached_property
+    def documents(self) -> dict[str, str]:
+        """Texts beside the weights, by file name.
+
+        Raises:
+            ConfigError: The layout cannot tell these layers from those that stay.
+        """
+        documents = self.layout.documents(self.selection, self.source)
+        if self.options.dtype:
+            key = "torch_dtype" if "torch_dtype" in self.source.config else "dtype"
+            text = documents["config.json"]
+            documents["config.json"] = with_key(text, key, self.options.dtype)
+        return documents
 
     @property
     def static_layers(self) -> tuple[str, ...]:
@@ -136,26 +157,27 @@ def prepare(
     if options.layout not in LAYOUTS:
         raise UnknownNameError("layout", options.layout, LAYOUTS)
     layout = LAYOUTS[options.layout]
-    source, inventory, loaded = _open(model)
-    plan = build_plan(inventory, _factory(factory))
-    selection = select(plan, source, _select_options(options, layout))
+    with _uncollected():
+        source, inventory, loaded = _open(model)
+        plan = build_plan(inventory, _factory(factory))
+        selection = select(plan, source, _select_options(options, layout))
     _check_layout(selection, layout)
     _check_dtype(selection, source, options)
     found = verdicts(layout.name, selection, options.dtype or model_dtype(source.config))
     check_engines(options.engines, found)
-    shards = plan_shards(source, selection, layout)
-    return Job(
-        source=source,
-        plan=plan,
-        selection=selection,
-        layout=layout,
-        options=options,
-        shards=shards,
-        units=tuple(plan_units(source, selection, shards)),
-        documents=_documents(layout, selection, source, options.dtype),
-        verdicts=found,
-        loaded=loaded,
-    )
+    return Job(source, plan, selection, layout, options, found, loaded)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keeps the garbage collector from looking over and over at objects that all stay."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _open(model: str | LoadedModel) -> tuple[Source, Inventory, LoadedModel | None]:
@@ -240,11 +262,3 @@ def _check_dtype(selection: Selection, source: Source, options: ApplyOptions) ->
             expected="a model in bf16, or FP8 weights",
             hint="pass --dtype bfloat16: readers then load the rest of the model in bf16 too",
         )
-
-
-def _documents(layout: Layout, selection: Selection, source: Source, dtype: str) -> dict[str, str]:
-    documents = layout.documents(selection, source)
-    if dtype:
-        key = "torch_dtype" if "torch_dtype" in source.config else "dtype"
-        documents["config.json"] = with_key(documents["config.json"], key, dtype)
-    return documents

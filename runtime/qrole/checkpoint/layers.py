@@ -9,7 +9,7 @@ from qrole.checkpoint.schemes import Scheme, WeightFormat
 __all__ = ["Kept", "Layer", "Selection"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Layer:
     """One quantized linear layer.
 
@@ -43,7 +43,7 @@ class Layer:
     group: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Kept:
     """A tensor with the shape of a weight that stays as it is.
 

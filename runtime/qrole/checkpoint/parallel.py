@@ -10,7 +10,6 @@ __all__ = ["largest_split"]
 
 #: Layers that engines split along the input; all others are split along the output.
 _ROW_PARALLEL = ("o_proj", "down_proj", "w2", "wo", "out_proj", "dense", "fc2", "c_proj")
-_SIZES = (8, 4, 2, 1)
 
 
 def largest_split(layers: Iterable[Layer]) -> tuple[int, str]:
@@ -19,12 +18,14 @@ def largest_split(layers: Iterable[Layer]) -> tuple[int, str]:
     Returns:
         The number, and the layer's name; `""` where 8 fits.
     """
-    layers = tuple(layers)
-    for size in _SIZES:
-        if all(_fits(layer, size) for layer in layers):
-            cut = next((la.module for la in layers if not _fits(la, 8)), "")
-            return size, cut
-    return 1, next(la.module for la in layers if not _fits(la, 1))
+    kinds = {
+        (la.module.rpartition(".")[2], la.rows, la.columns, la.scheme.encoding): la for la in layers
+    }
+    cut = [layer for layer in kinds.values() if not _fits(layer, 8)]
+    if not cut:
+        return 8, ""
+    sizes = (size for size in (4, 2) if all(_fits(layer, size) for layer in cut))
+    return next(sizes, 1), cut[0].module
 
 
 def _fits(layer: Layer, size: int) -> bool:

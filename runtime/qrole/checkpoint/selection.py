@@ -5,36 +5,21 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
+from qrole.checkpoint.answers import Asked, stored_weights
 from qrole.checkpoint.constraints import SelectOptions, check_neighbours, check_shapes
 from qrole.checkpoint.fused import absent_siblings, fused_groups
 from qrole.checkpoint.layers import Kept, Layer, Selection
 from qrole.checkpoint.parallel import largest_split
-from qrole.checkpoint.schemes import scheme_of, weight_format
 from qrole.checkpoint.source import FLOATS, Source, SourceTensor
-from qrole.errors import ConfigError, NothingMatchedError
-from qrole.plans import Decision, Plan
+from qrole.errors import NothingMatchedError
+from qrole.plans import Plan
 
 __all__ = ["select"]
 
 _HEADS = ("lm_head", "embed_out")
-_NEXT_TOKEN = re.compile(r"(^|\.)(mtp|nextn)\w*\.")
+_NEXT_TOKEN = re.compile(r"(^|\.)(mtp|nextn)")
 _LAYER = re.compile(r"(^|\.)layers\.(\d+)\.")
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """One stored weight and the plan's answers for it."""
-
-    module: str
-    tensor: str
-    first_row: int
-    rows: int
-    columns: int
-    copy: int
-    weight: Decision
-    activations: Decision | None
 
 
 def select(plan: Plan, source: Source, options: SelectOptions) -> Selection:
@@ -45,19 +30,9 @@ def select(plan: Plan, source: Source, options: SelectOptions) -> Selection:
             neighbours, or experts of one layer, with different answers. The message names them.
         NothingMatchedError: The plan quantizes no weight of the source.
     """
-    kept: dict[str, str] = {}
     dropped = _tied(source)
-    layers: dict[str, Layer] = {}
-    for asked in _asked(plan, source):
-        if asked.tensor in dropped:
-            continue
-        reason = _untouched(asked, source, options)
-        layer = None if reason else _layer(asked, options)
-        if layer is None:
-            kept[asked.tensor] = reason or "the plan leaves it in high precision"
-        else:
-            layers[asked.module] = layer
     groups = fused_groups(_weight_modules(source), options.fusions)
+    layers, kept = _sorted_out(plan, source, options, dropped, groups)
     check_shapes(layers, kept, groups, options)
     if not layers:
         raise NothingMatchedError(
@@ -66,7 +41,6 @@ def select(plan: Plan, source: Source, options: SelectOptions) -> Selection:
             hint=_why_nothing(kept),
         )
     check_neighbours(layers, groups)
-    layers = {m: replace(la, group=groups.get(m, (m,))) for m, la in layers.items()}
     order = {name: i for i, name in enumerate(source.tensors)}
     layers = dict(sorted(layers.items(), key=lambda i: (order[i[1].tensor], i[1].first_row)))
     rest = _kept(source, layers, kept, dropped)
@@ -75,124 +49,87 @@ def select(plan: Plan, source: Source, options: SelectOptions) -> Selection:
     return Selection(layers, rest, dropped, ignore, modules, tuple(_notes(layers)))
 
 
-def _asked(plan: Plan, source: Source) -> Iterator[_Asked]:
-    """Every stored weight with its weight and input decisions, experts one by one."""
-    by_layer: dict[tuple[str, str], dict[str, Decision]] = defaultdict(dict)
-    for decision in plan:
-        if decision.slot.consumed:
-            key = (decision.slot.module, decision.slot.group)
-            by_layer[key][decision.slot.operand] = decision
-    for operands in by_layer.values():
-        if "weight" not in operands:
+def _sorted_out(
+    plan: Plan,
+    source: Source,
+    options: SelectOptions,
+    dropped: dict[str, str],
+    groups: dict[str, tuple[str, ...]],
+) -> tuple[dict[str, Layer], dict[str, str]]:
+    """The layers that the plan quantizes, and why the other weights stay."""
+    layers: dict[str, Layer] = {}
+    kept: dict[str, str] = {}
+    untouched = _Untouched(source, options)
+    for asked in stored_weights(plan, source, options):
+        if asked.tensor in dropped:
             continue
-        weight, activations = operands["weight"], operands.get("input")
-        for copy, name, first_row, rows, columns in _stored(weight, source):
-            module = name.removesuffix(".weight")
-            if first_row or rows != _rows(source.tensors[name]):
-                path, _, last = module.rpartition(".")
-                module = f"{path}.{copy}.{last}"
-            answers = activations and _of_copy(activations, copy)
-            yield _Asked(
-                module, name, first_row, rows, columns, copy, _of_copy(weight, copy), answers
-            )
+        answer, module = asked.answer, asked.module
+        reason = untouched.reason(asked)
+        if reason or answer.scheme is None or answer.weight is None:
+            kept[asked.tensor] = reason or "the plan leaves it in high precision"
+            continue
+        layers[module] = Layer(
+            module=module,
+            tensor=asked.tensor,
+            first_row=asked.first_row,
+            rows=asked.rows,
+            columns=asked.columns,
+            scheme=answer.scheme,
+            weight=answer.weight,
+            slot=asked.slot,
+            place=asked.place,
+            answer=answer.label,
+            note=answer.note,
+            group=groups.get(module, (module,)),
+        )
+    return layers, kept
 
 
-def _stored(weight: Decision, source: Source) -> Iterator[tuple[int, str, int, int, int]]:
-    """Copy, tensor, first row, rows and columns of each stored weight of a slot."""
-    slot = weight.slot
-    names = [n for n in slot.parameters if n in source.tensors]
-    for i, name in enumerate(names):
-        shape = source.tensors[name].shape
-        if len(shape) == 2:
-            yield i * slot.copies // len(names), name, 0, shape[0], shape[1]
-        elif len(shape) == 3 and shape[0] == slot.copies and shape[1:] == slot.shape:
-            for copy in range(slot.copies):
-                yield copy, name, copy * shape[1], shape[1], shape[2]
+class _Untouched:
+    """Why a weight stays as it is whatever the plan says.
 
+    Args:
+        source: Its config tells of the vocabulary, and of blocks that are not loaded.
+        options: Whether the output head is quantized.
+    """
 
-def _of_copy(decision: Decision, copy: int) -> Decision:
-    if len(decision.answers) <= 1:
-        return decision
-    return replace(decision, answers=(decision.answers[copy],))
+    def __init__(self, source: Source, options: SelectOptions) -> None:
+        self._tensors = source.tensors
+        self._vocabulary = _config(source, "vocab_size")
+        self._quantize_head = options.quantize_head
+        layers = _config(source, "num_hidden_layers")
+        extra = isinstance(layers, int) and _config(source, "num_nextn_predict_layers")
+        self._last = layers if extra and isinstance(layers, int) else None
 
+    def reason(self, asked: Asked) -> str:
+        """`""` where nothing speaks against it."""
+        dtype = self._tensors[asked.tensor].dtype
+        if dtype not in FLOATS:
+            return f"stored as {dtype}"
+        if self._carried_over(asked.module):
+            return "no module loads it (multi-token prediction)"
+        if not self._quantize_head and self._is_head(asked):
+            return "the output head (--quantize-head quantizes it)"
+        return ""
 
-def _rows(tensor: SourceTensor) -> int:
-    rows = 1
-    for size in tensor.shape[:-1]:
-        rows *= size
-    return rows
+    def _is_head(self, asked: Asked) -> bool:
+        """By its name, or by one row per word outside of the numbered layers."""
+        if asked.module.endswith(_HEADS):
+            return True
+        words = asked.rows == self._vocabulary
+        return words and not any(part.isdigit() for part in asked.module.split("."))
 
-
-def _untouched(asked: _Asked, source: Source, options: SelectOptions) -> str:
-    """Why a weight stays as it is whatever the plan says; `""` where it does not."""
-    if source.tensors[asked.tensor].dtype not in FLOATS:
-        return f"stored as {source.tensors[asked.tensor].dtype}"
-    if _carried_over(asked.module, source):
-        return "no module loads it (multi-token prediction)"
-    if _is_head(asked, source) and not options.quantize_head:
-        return "the output head (--quantize-head quantizes it)"
-    return ""
-
-
-def _is_head(asked: _Asked, source: Source) -> bool:
-    """An output head: by its name, or one row per word outside of the numbered layers."""
-    parts = asked.module.split(".")
-    words = asked.rows == _config(source, "vocab_size")
-    return parts[-1] in _HEADS or (words and not any(part.isdigit() for part in parts))
-
-
-def _carried_over(module: str, source: Source) -> bool:
-    """Whether the tensor belongs to blocks that frameworks do not load with the model."""
-    if _NEXT_TOKEN.search(f"{module}."):
-        return True
-    layers, match = _config(source, "num_hidden_layers"), _LAYER.search(f"{module}.")
-    return bool(
-        match
-        and isinstance(layers, int)
-        and _config(source, "num_nextn_predict_layers")
-        and int(match[2]) >= layers
-    )
+    def _carried_over(self, module: str) -> bool:
+        """Whether it belongs to blocks that frameworks do not load with the model."""
+        if _NEXT_TOKEN.search(module):
+            return True
+        found = _LAYER.search(module) if self._last is not None else None
+        return found is not None and self._last is not None and int(found[2]) >= self._last
 
 
 def _config(source: Source, key: str) -> object:
     text = source.config.get("text_config") or {}
     return source.config.get(key, text.get(key) if isinstance(text, dict) else None)
-
-
-def _layer(asked: _Asked, options: SelectOptions) -> Layer | None:
-    decision = asked.weight
-    fmt = decision.rowwise
-    if fmt is None:
-        raise ConfigError(
-            f"slot {decision.slot.id} has no usable answer: {decision.error or decision.label}",
-            expected="a quantizer or a delayed-scaling request",
-            hint="run `qrole audit` on the factory",
-        )
-    epsilon = float(getattr(decision.answer, "amax_epsilon", 0.0))
-    inputs = asked.activations.rowwise if asked.activations else None
-    try:
-        weight, note = weight_format(fmt, options.fp8, epsilon)
-        if weight is None:
-            return None
-        scheme, differs = scheme_of(weight, inputs, options.fp8, options.weight_only)
-    except ConfigError as error:
-        raise ConfigError(
-            f"slot {decision.slot.id}: {error.given}", expected=error.expected, hint=error.hint
-        ) from error
-    return Layer(
-        module=asked.module,
-        tensor=asked.tensor,
-        first_row=asked.first_row,
-        rows=asked.rows,
-        columns=asked.columns,
-        scheme=scheme,
-        weight=weight,
-        slot=decision.slot.id,
-        place=(decision.slot.module, decision.slot.group, asked.copy),
-        answer=decision.label,
-        note="; ".join(text for text in (note, differs) if text),
-        group=(asked.module,),
-    )
 
 
 def _kept(

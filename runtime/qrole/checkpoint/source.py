@@ -66,6 +66,11 @@ class SourceTensor:
         return math.prod(self.shape) * DTYPE_BITS[self.dtype] // 8
 
     @property
+    def stored_dtype(self) -> str:
+        """Safetensors dtype of what is stored."""
+        return self.stored.dtype if self.stored is not None else self.dtype
+
+    @property
     def file(self) -> Path | None:
         """The file that holds it."""
         return self.stored.file if self.stored else None

@@ -1,0 +1,159 @@
+"""What a plan answers for every stored weight: its scheme, experts one by one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qrole.checkpoint.constraints import SelectOptions
+from qrole.checkpoint.schemes import Scheme, WeightFormat, scheme_of, weight_format
+from qrole.checkpoint.source import Source
+from qrole.errors import ConfigError
+from qrole.plans import Decision, Plan
+
+__all__ = ["Answer", "Asked", "stored_weights"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one weight is to be stored.
+
+    Invariant: `weight` and `scheme` are there together.
+
+    Attributes:
+        label: Of the quantizer that the factory gave.
+        weight: What the encoder is told; None for high precision.
+        scheme: The scheme; None for high precision.
+        note: Where the scheme differs from the plan.
+    """
+
+    label: str
+    weight: WeightFormat | None = None
+    scheme: Scheme | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        assert (self.weight is None) == (self.scheme is None), "together"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One stored weight.
+
+    Attributes:
+        module: Its name in the written checkpoint.
+        tensor: The source tensor that holds it.
+        first_row: First row there; not 0 for experts that the source holds in one tensor.
+        rows: out_features.
+        columns: in_features.
+        slot: Id of its slot.
+        place: Module, group and copy of its slots.
+        answer: How it is to be stored.
+    """
+
+    module: str
+    tensor: str
+    first_row: int
+    rows: int
+    columns: int
+    slot: str
+    place: tuple[str, str, int]
+    answer: Answer
+
+
+def stored_weights(plan: Plan, source: Source, options: SelectOptions) -> Iterator[Asked]:
+    """Every weight of a source that the plan has a slot for.
+
+    Raises:
+        ConfigError: A format, or a pair of formats, that no engine has; names the slot.
+    """
+    by_layer: dict[tuple[str, str], dict[str, Decision]] = defaultdict(dict)
+    for decision in plan:
+        slot = decision.slot
+        if slot.consumed and slot.operand in ("weight", "input"):
+            by_layer[slot.module, slot.group][slot.operand] = decision
+    for (module, group), operands in by_layer.items():
+        if "weight" in operands:
+            answers = _Answers(operands["weight"], operands.get("input"), options)
+            slot_id = operands["weight"].slot.id
+            for name, tensor, first_row, rows, columns, copy in _stored(operands["weight"], source):
+                place = (module, group, copy)
+                answer = answers.of_copy(copy)
+                yield Asked(name, tensor, first_row, rows, columns, slot_id, place, answer)
+
+
+def _stored(weight: Decision, source: Source) -> Iterator[tuple[str, str, int, int, int, int]]:
+    """Module, tensor, first row, rows, columns and copy of each stored weight of a slot."""
+    slot = weight.slot
+    names = [name for name in slot.parameters if name in source.tensors]
+    for i, name in enumerate(names):
+        shape, module = source.tensors[name].shape, name.removesuffix(".weight")
+        if len(shape) == 2:
+            yield module, name, 0, shape[0], shape[1], i * slot.copies // len(names)
+        elif len(shape) == 3 and shape[0] == slot.copies and shape[1:] == slot.shape:
+            path, _, last = module.rpartition(".")
+            for copy in range(slot.copies):
+                expert = f"{path}.{copy}.{last}"
+                yield expert, name, copy * shape[1], shape[1], shape[2], copy
+
+
+class _Answers:
+    """The answers of one layer's copies; equal quantizers are looked at once."""
+
+    def __init__(self, weight: Decision, inputs: Decision | None, options: SelectOptions) -> None:
+        self._weight, self._inputs, self._options = weight, inputs, options
+        self._known: list[tuple[Any, Any, Answer]] = []
+
+    def of_copy(self, copy: int) -> Answer:
+        weight, inputs = _given(self._weight, copy), _given(self._inputs, copy)
+        for known_weight, known_inputs, answer in self._known:
+            if _alike(weight, known_weight) and _alike(inputs, known_inputs):
+                return answer
+        answer = self._look(weight, inputs)
+        self._known.append((weight, inputs, answer))
+        return answer
+
+    def _look(self, weight: Any, inputs: Any) -> Answer:
+        decision = replace(self._weight, answers=(weight,))
+        slot_id, fmt = decision.slot.id, decision.rowwise
+        if fmt is None:
+            raise ConfigError(
+                f"slot {slot_id} has no usable answer: {decision.error or decision.label}",
+                expected="a quantizer or a delayed-scaling request",
+                hint="run `qrole audit` on the factory",
+            )
+        activations = None
+        if self._inputs is not None:
+            activations = replace(self._inputs, answers=(inputs,)).rowwise
+        epsilon, options = float(getattr(weight, "amax_epsilon", 0.0)), self._options
+        try:
+            stored, note = weight_format(fmt, options.fp8, epsilon)
+            if stored is None:
+                return Answer(decision.label)
+            scheme, differs = scheme_of(stored, activations, options.fp8, options.weight_only)
+        except ConfigError as error:
+            raise ConfigError(
+                f"slot {slot_id}: {error.given}", expected=error.expected, hint=error.hint
+            ) from error
+        notes = "; ".join(text for text in (note, differs) if text)
+        return Answer(decision.label, stored, scheme, notes)
+
+
+def _given(decision: Decision | None, copy: int) -> Any:
+    if decision is None or not decision.answers:
+        return None
+    return decision.answers[copy if len(decision.answers) > 1 else 0]
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two answers are surely equal, without asking them to describe themselves."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    try:
+        return bool(vars(one) == vars(other))
+    except (TypeError, RuntimeError, ValueError):  # attributes that are tensors do not compare
+        return False
