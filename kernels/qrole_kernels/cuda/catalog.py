@@ -59,6 +59,7 @@ CALLS: dict[str, Callable[[], object]] = {
     "nvfp4 16x16": lambda: cuda.quantize_nvfp4(X, SCALAR, 16),
     "nvfp4 per row": lambda: cuda.quantize_nvfp4(X, PER_ROW, 1),
     "nvfp4 stochastic": lambda: cuda.quantize_nvfp4(X, SCALAR, 1, random_bits=CODES),
+    "nvfp4 stochastic t": lambda: cuda.quantize_nvfp4(XT, SCALAR, 1, random_bits=CODES),
     "nvfp4 4over6": lambda: cuda.quantize_nvfp4(X, SCALAR, 1, 256, "mae"),
     "nvfp4 4over6 16x16": lambda: cuda.quantize_nvfp4(X, SCALAR, 16, 256, "mse"),
     "decode fp8": lambda: cuda.dequantize_fp8(CODES, SCALAR, "e4m3", BF16),

@@ -23,6 +23,7 @@ from qrole_kernels.cuda.tiles import (
     store_tile,
     tile_origin,
 )
+from qrole_kernels.formats import fp8_format
 from qrole_kernels.reference.arguments import check_choice
 
 WHOLE = 0
@@ -136,11 +137,6 @@ def decode_e2m1_kernel(
     store_tile(out, to_output(value, OUTPUT, ARCH), row0, 2 * col0, M, 2 * P)
 
 
-def _output(dtype: torch.dtype, rows: int, cols: int, device: torch.device) -> Tensor:
-    check_choice("dtype", dtype, tuple(DTYPE_NAMES))
-    return torch.empty((rows, cols), dtype=dtype, device=device)
-
-
 def decode_fp8_data(
     data: Tensor, scale: Tensor, element: str, block: tuple[int, int], dtype: torch.dtype
 ) -> Tensor:
@@ -148,9 +144,11 @@ def decode_fp8_data(
 
     An extent of `block` is a power of two or `WHOLE`.
     """
+    fp8_format(element)
+    check_choice("dtype", dtype, tuple(DTYPE_NAMES))
     arch = architecture(data.device)
     rows, cols = data.shape
-    out = _output(dtype, rows, cols, data.device)
+    out = torch.empty((rows, cols), dtype=dtype, device=data.device)
     tile = Tile(128, 32) if column_major(data) else Tile(32, 128)
     launch(
         decode_fp8_kernel,
@@ -194,9 +192,10 @@ def decode_e2m1_data(
         inverse_range: The block scale and amax are multiplied by it last.
         dtype: Of the result.
     """
+    check_choice("dtype", dtype, tuple(DTYPE_NAMES))
     arch = architecture(packed.device)
     rows, cols = packed.shape
-    out = _output(dtype, rows, 2 * cols, packed.device)
+    out = torch.empty((rows, 2 * cols), dtype=dtype, device=packed.device)
     tile = Tile(128, 16) if column_major(packed) else Tile(16, 128)
     launch(
         decode_e2m1_kernel,

@@ -107,6 +107,7 @@ def fp8_scale(
     amax: Tensor, element: str, power_of_two: bool, epsilon: float, value_for_inf: float
 ) -> Tensor:
     """Scale that maps fp32 ``amax`` to the largest value of the element format, elementwise."""
+    largest = fp8_format(element).max
     architecture(amax.device)
     source = amax.contiguous()
     scale = torch.empty_like(source)
@@ -121,7 +122,7 @@ def fp8_scale(
             "value_for_inf": float(value_for_inf),
         },
         {
-            "MAX": fp8_format(element).max,
+            "MAX": largest,
             "POWER_OF_TWO": power_of_two,
             "SIZE": SCALES_PER_PROGRAM,
         },
@@ -184,6 +185,7 @@ def quantize_fp8_current(
     Returns:
         Codes uint8 (M, K), and the fp32 scalars scale, 1/scale and amax (before the epsilon floor).
     """
+    fp8_format(element)
     amax = tensor_amax(x)
     return *_quantize(x, amax, element, power_of_two, epsilon), amax
 
@@ -194,6 +196,7 @@ def quantize_fp8_rows(x: Tensor, element: str) -> tuple[Tensor, Tensor]:
     Returns:
         Codes uint8 (M, K), 1/scale fp32 (M, 1).
     """
+    fp8_format(element)
     data, _, scale_inv = _quantize(x, amax_rows(x), element, False, 0.0)
     return data, scale_inv[:, None]
 

@@ -74,7 +74,7 @@ def _load_block_scale(scale, row0, M, stride, BLOCK: tl.constexpr, TILE: tl.cons
     # A tile starts at a multiple of its size, so that a block of 128 rows holds it.
     tl.static_assert(BLOCK == 1 or TILE <= BLOCK)
     rows = row0 + tl.arange(0, TILE if BLOCK == 1 else 1)
-    return tl.load(scale + rows // BLOCK * stride, mask=rows < M, other=0.0)
+    return tl.load(scale + (rows // BLOCK).to(tl.int64) * stride, mask=rows < M, other=0.0)
 
 
 @triton.jit
@@ -102,7 +102,7 @@ def _nvfp4_values(packed, scale, ARCH: tl.constexpr):
     ROWS: tl.constexpr = packed.shape[0]
     BLOCKS: tl.constexpr = scale.shape[1]
     low, high = decode_e2m1_pairs(tl.reshape(packed, (ROWS, BLOCKS, 8)), ARCH)
-    factor = decode_fp8(scale.to(tl.uint8, bitcast=True), "e4m3", ARCH)[:, :, None]
+    factor = decode_fp8(scale, "e4m3", ARCH)[:, :, None]
     values = tl.reshape(tl.join(low * factor, high * factor), (ROWS, 16 * BLOCKS))
     # The interpreter cannot multiply bf16.
     return to_output(values, "bf16" if ARCH else "fp32", ARCH)
@@ -302,7 +302,8 @@ def _block_scaled(
     for side, operand in (("a", left), ("b", right)):
         assert operand.scale is not None
         data = operand.data if is_packed else operand.data.view(FP8_DTYPES[operand.element])
-        scale = operand.scale.view(torch.float8_e4m3fn) if is_nvfp4 else operand.scale
+        typed = is_nvfp4 and is_native
+        scale = operand.scale.view(torch.float8_e4m3fn) if typed else operand.scale
         # The kernel does not read what stands in for a missing amax.
         amax = _column(scale if operand.amax is None else operand.amax)
         arguments |= _matrix(side, data) | _matrix(f"{side}_scale", scale)

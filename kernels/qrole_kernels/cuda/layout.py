@@ -106,8 +106,8 @@ def unswizzle_scales(swizzled: Tensor, rows: int, cols: int) -> Tensor:
     Raises:
         ArgumentError: The number of scales isn't that of the padded (rows, cols).
     """
-    architecture(swizzled.device)
     padded_rows, padded_cols = check_swizzled(swizzled, rows, cols)
+    architecture(swizzled.device)
     out = torch.empty((rows, cols), dtype=swizzled.dtype, device=swizzled.device)
     tiles_along = padded_cols // TILE_COLS
     launch(

@@ -26,6 +26,7 @@ from qrole_kernels.cuda.tiles import (
     block_amax,
     column_major,
     from_blocks,
+    has_aligned_rows,
     load_amax,
     load_runs,
     load_tile,
@@ -112,10 +113,7 @@ def quantize_nvfp4(
     rows, cols = x.shape
     packed = torch.empty((rows, ceil_div(cols, 2)), dtype=torch.uint8, device=x.device)
     scale = torch.empty((rows, ceil_div(cols, BLOCK)), dtype=torch.uint8, device=x.device)
-    if four_over_six:
-        tile = Tile(16, 128)
-    else:
-        tile = Tile(128, 128) if column_major(x) else Tile(64, 128)
+    tile = _tile(x, four_over_six != "", random_bits is not None)
     arguments = matrix_arguments(x) | {
         "amax": amax.contiguous(),
         "packed": packed,
@@ -140,6 +138,15 @@ def quantize_nvfp4(
         constants["STOCHASTIC"] = random_bits is not None
         launch(quantize_kernel, tile.programs(rows, cols), arguments, constants)
     return packed, scale
+
+
+def _tile(x: Tensor, four_over_six: bool, stochastic: bool) -> Tile:
+    """The largest that the registers of four warps hold."""
+    if four_over_six:
+        return Tile(16, 128)
+    if column_major(x):
+        return Tile(128, 64 if stochastic else 128)
+    return Tile(64, 128) if has_aligned_rows(x) else Tile(16, 128)
 
 
 def _check_amax(amax: Tensor, rows: int, block_rows: int) -> None:

@@ -145,6 +145,11 @@ def test_operands_are_copied_to_shared_memory_asynchronously(codes):
         assert code.count(r"LDGSTS\.E" + width) > 0, what
 
 
+def test_divisions_are_ieee_and_subnormals_are_kept(codes):
+    for what, code in _each(codes, codes):
+        assert code.count_ptx(r"div\.(full|approx)|rcp\.approx|\.ftz") == 0, what
+
+
 def test_products_and_sums_are_not_contracted(codes):
     for what, code in _each(codes, CALLS):
         assert code.count_ptx(r"\b(fma|mad)\.\S*f32") == 0, what
