@@ -1,23 +1,31 @@
-"""Few globs for a set of module paths: greedy cover by patterns that hit nothing else."""
+"""Few patterns for a set of module paths, as rules files write them: globs, or `re:` expressions."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from fnmatch import translate
+
+from qrole.folding import block_of
 
 __all__ = ["cover"]
 
 
 def cover(wanted: Collection[str], forbidden: Collection[str]) -> list[str]:
-    """Globs that match every wanted path and no forbidden one, few and general ones first.
+    """Patterns that match every wanted path and no forbidden one.
 
-    Paths in neither may be matched. The cover is greedy, so it is short, not provably shortest.
+    Globs by greedy cover, or one expression per set of blocks, whichever is shorter; short, not
+    provably shortest. Paths in neither may be matched.
 
     Args:
         wanted: Module paths; disjoint from `forbidden`.
-        forbidden: Module paths that no glob may match.
+        forbidden: Module paths that no pattern may match.
     """
+    return min(_globs(wanted, forbidden), _expressions(wanted), key=len)
+
+
+def _globs(wanted: Collection[str], forbidden: Collection[str]) -> list[str]:
     left = set(wanted)
     reach: dict[str, set[str]] = {}
     for path in sorted(wanted):
@@ -48,3 +56,29 @@ def _patterns(path: str) -> Iterator[str]:
         for end in range(1, len(form)):
             yield ".".join([*form[:end], "*"])
     yield "*"
+
+
+def _expressions(wanted: Collection[str]) -> list[str]:
+    """One expression per stack and set of blocks: `re:layers\\.(0|7)\\.mlp\\.(up|down)_proj`."""
+    blocks: dict[tuple[str, str], set[int]] = defaultdict(set)
+    plain = []
+    for path in wanted:
+        block, within = block_of(path)
+        stack, _, index = block.rpartition(".")
+        if within:
+            blocks[stack, within].add(int(index))
+        else:
+            plain.append(path)
+    kinds: dict[tuple[str, frozenset[int]], list[str]] = defaultdict(list)
+    for (stack, within), indexes in blocks.items():
+        kinds[stack, frozenset(indexes)].append(within)
+    found = [
+        f"re:{re.escape(stack)}\\.{_any([str(i) for i in sorted(indexes)])}\\.{_any(sorted(some))}"
+        for (stack, indexes), some in sorted(kinds.items(), key=lambda item: str(item))
+    ]
+    return [*found, *sorted(plain)]
+
+
+def _any(texts: list[str]) -> str:
+    escaped = [re.escape(text) for text in texts]
+    return escaped[0] if len(escaped) == 1 else f"({'|'.join(escaped)})"
