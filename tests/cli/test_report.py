@@ -93,6 +93,7 @@ def test_page_opens_filters_and_switches(browser, cli, saved):
     page.fill("#findingfilter", "pair")
     assert page.inner_text("#findingcount") == "1 of 2 findings"
     assert page.locator("#curves .scatterlayer .trace").count() == 1
+    assert page.locator("#sensitivitychart .barlayer .trace").count() == 1
     assert errors == []
 
 

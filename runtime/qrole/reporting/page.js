@@ -109,6 +109,16 @@
       { height: 340, xaxis: { title: { text: "step" } }, yaxis: { title: { text: "loss" } } });
   }
 
+  function drawSensitivity() {
+    const traces = Object.entries(view.sensitivity).map(([name, groups]) => {
+      const some = groups.slice(0, 30);
+      const error = (g) => g.kl ?? g.grad_rel_err ?? g.rel_err;
+      return { type: "bar", orientation: "h", name, y: some.map((g) => g.group), x: some.map(error) };
+    });
+    const rows = Math.max(1, ...traces.map((t) => t.y.length));
+    draw("sensitivitychart", traces, { height: 120 + 26 * rows * traces.length, yaxis: { autorange: "reversed", type: "category" }, xaxis: { title: { text: "the model's error when only this group is quantized" } } });
+  }
+
   function drawFormats() {
     const bars = new Map();
     const add = (bar, label, amount) => {
@@ -137,11 +147,13 @@
     byId("findinglist").replaceChildren(...found.slice(0, PAGE).map((f) => {
       const made = document.createElement("article");
       made.className = f.severity;
-      made.append(cell("h3", `${f.code} ${f.severity}: ${f.title || ""}`), cell("p", f.message));
-      const where = [f.where || f.slot || f.module].flat().filter(Boolean).join(", ");
-      if (where) made.append(cell("p", `where: ${where}`));
-      const todo = f.todo || f.hint;
-      if (todo) made.append(cell("p", `to do: ${todo}`));
+      made.append(cell("h3", `${f.code} ${f.severity}: ${f.meaning}`), cell("p", f.message));
+      const shown = f.where.slice(0, 12).join(", ");
+      made.append(cell("p", `where: ${shown}${f.where.length > 12 ? ` and ${f.where.length - 12} more` : ""}`));
+      if (f.to_do) made.append(cell("p", `to do: ${f.to_do}`));
+      const more = document.createElement("details");
+      more.append(cell("summary", "explanation"), cell("p", f.explanation));
+      made.append(more);
       return made;
     }));
   }
@@ -165,6 +177,7 @@
   function drawAll() {
     drawMeasured();
     if (Object.keys(view.curves).length) drawCurves();
+    if (Object.keys(view.sensitivity).length) drawSensitivity();
     if (Object.keys(view.formats).length) drawFormats();
   }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from qrole.auditing.registry import find_code
 from qrole.errors import NothingMatchedError, UsageError
 from qrole.folding import block_of
 
@@ -62,7 +63,8 @@ class View:
         curves: Loss curves by name, where training was compared.
         slots: The plan: slot id, role, shape, formats.
         formats: Parameters and work per format.
-        findings: The audit's findings.
+        findings: The audit's findings, equal ones joined, with the explanation of their code.
+        sensitivity: Per candidate, groups that were quantized alone and the model's error then.
         metrics: What the map can show: name, label, whether larger is better.
     """
 
@@ -75,6 +77,7 @@ class View:
     slots: list[dict[str, Any]] = field(default_factory=list)
     formats: dict[str, Any] = field(default_factory=dict)
     findings: list[dict[str, Any]] = field(default_factory=list)
+    sensitivity: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     metrics: tuple[tuple[str, str, bool], ...] = METRICS
 
     def to_json(self) -> dict[str, Any]:
@@ -121,7 +124,8 @@ def build_view(payloads: Iterable[tuple[str, Any]]) -> View:
         curves=_curves(compare),
         slots=_slots(inspect),
         formats=inspect.get("totals", {}),
-        findings=list(audit.get("findings", [])),
+        findings=_findings(audit),
+        sensitivity=dict(compare.get("sensitivity", {})),
     )
 
 
@@ -155,7 +159,8 @@ def _facts(
     if compare:
         data = compare.get("data", {})
         facts.append(("reference", str(compare["reference"])))
-        facts.append(("data", ", ".join(f"{key} {value}" for key, value in data.items())))
+        shown = {key: str(value)[:12] if key == "sha256" else value for key, value in data.items()}
+        facts.append(("data", ", ".join(f"{key} {value}" for key, value in shown.items())))
         facts.append(("seed", str(compare.get("seed", ""))))
     if audit:
         facts.append(("findings", str(len(audit.get("findings", [])))))
@@ -192,6 +197,18 @@ def _cell(measured: dict[str, Any], what: str, number_format: str) -> Cell:
 
 def _finite(value: Any) -> bool:
     return isinstance(value, (int, float))
+
+
+def _findings(audit: dict[str, Any]) -> list[dict[str, Any]]:
+    """Findings of one code, message and remedy as one, with everything they are about."""
+    joined: dict[tuple[str, ...], dict[str, Any]] = {}
+    for found in audit.get("findings", []):
+        key = tuple(str(found.get(name)) for name in ("code", "severity", "message", "to_do"))
+        if key not in joined:
+            explanation = find_code(str(found["code"])).explanation
+            joined[key] = {**found, "where": [], "explanation": explanation}
+        joined[key]["where"].append(str(found.get("where") or ""))
+    return list(joined.values())
 
 
 def _curves(compare: dict[str, Any]) -> dict[str, list[float]]:

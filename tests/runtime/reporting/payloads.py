@@ -20,6 +20,7 @@ def compare(layers: int = 3, candidates: int = 1, loss: bool = False) -> dict[st
         "candidates": [_candidate(f"factory{i}", layers, i) for i in range(candidates)],
     }
     if loss:
+        payload["sensitivity"] = {"factory0": [{"group": "linear/weight", "kl": 0.1}]}
         payload["training"] = [{"name": "reference", "losses": [3.0, 2.0, 1.5]}]
     return payload
 
@@ -54,7 +55,7 @@ def _candidate(name: str, layers: int, shift: int) -> dict[str, Any]:
 
 def audit() -> dict[str, Any]:
     """What `qrole audit --json` prints, two findings."""
-    finding = {"code": "QR501", "severity": "warning", "title": "head quantized"}
+    finding = {"code": "QR501", "severity": "warning", "meaning": "head", "where": "lm_head"}
     return {
         "schema": "qrole.audit/1",
         "model": "made-up",

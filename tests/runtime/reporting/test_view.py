@@ -57,3 +57,11 @@ def test_newer_schema():
 def test_no_files():
     with pytest.raises(NothingMatchedError):
         build_view([])
+
+
+def test_equal_findings_are_joined_and_explained():
+    payload = payloads.audit()
+    payload["findings"].append({**payload["findings"][0], "where": "other_head"})
+    found = build_view([("a", payload)]).findings
+    assert [f["where"] for f in found] == [["lm_head", "other_head"], ["lm_head"]]
+    assert "GEMM" in found[1]["explanation"]
