@@ -59,7 +59,7 @@ def _patterns(path: str) -> Iterator[str]:
 
 
 def _expressions(wanted: Collection[str]) -> list[str]:
-    """One expression per stack and set of blocks: `re:layers\\.(0|7)\\.mlp\\.(up|down)_proj`."""
+    r"""One expression per stack and set of blocks: `re:layers\\.(0|7)\\.mlp\\.(up|down)_proj`."""
     blocks: dict[tuple[str, str], set[int]] = defaultdict(set)
     plain = []
     for path in wanted:
