@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +16,7 @@ from qrole_cli.console import Column, OutputFormat, finish, note, show
 from qrole_cli.options import JsonOption, ModelArgument, RemoteCodeOption, complete_factory
 
 if TYPE_CHECKING:
-    from qrole.auditing import AuditOptions, AuditReport, FindingGroup
+    from qrole.auditing import AuditReport, FindingGroup
 
 __all__ = ["register"]
 
@@ -120,35 +119,33 @@ def register(app: typer.Typer) -> None:
 
         Example: qrole audit sample_models/mlp.py --factory nvfp4 --target sm_100
         """
-        from qrole.auditing import audit_checkpoint, audit_model, load_settings
-        from qrole.auditing.settings import parse_engine
+        from qrole.api import audit as find
+        from qrole.auditing import load_settings
 
-        settings = load_settings()
-        options = replace(
-            settings,
-            select=_codes(select) or settings.select,
-            ignore=settings.ignore + _codes(ignore),
-            target=target or settings.target,
-            engines=tuple(map(parse_engine, engine or ())) or settings.engines,
-            tensor_parallel=tensor_parallel or settings.tensor_parallel,
-            fp8_dpa=fp8_dpa or settings.fp8_dpa,
-            sequence_length=sequence_length or settings.sequence_length,
-            inference=inference or settings.inference,
-            weights=weights or settings.weights,
+        ignored = _codes(ignore)
+        report = find(
+            model,
+            factory,
+            select=_codes(select),
+            ignore=ignored,
+            target=target,
+            engines=engine or (),
+            tensor_parallel=tensor_parallel,
+            fp8_dpa=fp8_dpa,
+            sequence_length=sequence_length,
+            inference=inference,
+            weights=weights,
+            settings=Path.cwd(),
+            attention=attention,
+            trust_remote_code=trust_remote_code,
         )
-        if factory is None:
-            report = audit_checkpoint(_directory(model), options)
-        else:
-            report = audit_model(
-                model, factory, options, attention=attention, trust_remote_code=trust_remote_code
-            )
         chosen = AuditFormat.JSON if as_json else output
         if readings and chosen is AuditFormat.TABLE:
             _print_readings(report)
         _print(report, chosen)
         for text in report.notes:
             note(text)
-        finish(not report.failed(), _outcome(report, options))
+        finish(not report.failed(), _outcome(report, len(load_settings().ignore) + len(ignored)))
         if report.failed():
             raise typer.Exit(1)
 
@@ -156,19 +153,6 @@ def register(app: typer.Typer) -> None:
 def _codes(given: list[str] | None) -> tuple[str, ...]:
     """Codes of a repeatable option, commas allowed."""
     return tuple(name.strip() for item in given or () for name in item.split(",") if name.strip())
-
-
-def _directory(model: str) -> Path:
-    from qrole.errors import UsageError
-
-    path = Path(model)
-    if not path.is_dir():
-        raise UsageError(
-            f"{model} is no directory, and no factory is given",
-            expected="--factory F to audit a plan, or the directory of a written checkpoint",
-            hint="`qrole factories` lists the factories that are installed",
-        )
-    return path
 
 
 def _print(report: AuditReport, output: AuditFormat) -> None:
@@ -234,10 +218,10 @@ def _print_group(group: FindingGroup) -> None:
     out.print(Text.assemble(("    to do: ", "bold"), group.hit.to_do))
 
 
-def _outcome(report: AuditReport, options: AuditOptions) -> str:
+def _outcome(report: AuditReport, ignored: int) -> str:
     counts = ", ".join(
         f"{n} {severity}{'s' if n != 1 else ''}" for severity, n in report.counts().items()
     )
     what = "slots" if report.factory else "weights"
-    ignored = f", {len(options.ignore)} ignored" if options.ignore else ""
-    return f"{counts} in {report.slots} {what}; {report.checks} codes checked{ignored}"
+    left_out = f", {ignored} ignored" if ignored else ""
+    return f"{counts} in {report.slots} {what}; {report.checks} codes checked{left_out}"

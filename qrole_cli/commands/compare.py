@@ -144,8 +144,9 @@ def register(app: typer.Typer) -> None:
 
         Example: qrole compare sample_models/llama_tiny.py -f mxfp8 -f nvfp4
         """
-        from qrole.comparing import DataOptions, judge, load_baseline, load_budgets, named_dtype
-        from qrole.comparing import compare as measure
+        from qrole.api import compare as measure
+        from qrole.api import judge
+        from qrole.comparing import load_baseline, load_budgets
 
         limits = load_budgets(budgets) if budgets is not None else ()
         before = load_baseline(baseline) if baseline is not None else None
@@ -157,15 +158,18 @@ def register(app: typer.Typer) -> None:
                 only=only or (),
                 one_at_a_time=one_at_a_time,
                 steps=steps,
-                data=DataOptions(data, samples, seq_len, batch_size),
+                data=data,
+                samples=samples,
+                seq_len=seq_len,
+                batch_size=batch_size,
                 backward=backward,
-                dtype=named_dtype(dtype) if dtype is not None else None,
+                dtype=dtype,
                 seed=seed,
                 repeats=repeats,
                 trust_remote_code=trust_remote_code,
                 on_progress=bar.update,
             )
-        gate = judge(report, limits, before, tolerance=tolerance)
+        gate = judge(report, budgets=limits, baseline=before, tolerance=tolerance)
         _show(report, gate, chosen_format(output, as_json))
         _write(gate, save, junit)
         if github or (github is None and os.environ.get("GITHUB_ACTIONS") == "true"):

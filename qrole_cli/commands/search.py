@@ -106,22 +106,22 @@ def register(app: typer.Typer) -> None:
 
         Example: qrole search sample_models/llama_tiny.py -f nvfp4 -f mxfp8 --bits 5.5
         """
-        from qrole.comparing import DataOptions
-        from qrole.searching import Budget
-        from qrole.searching import search as find
+        from qrole.api import search as find
 
-        nbytes = _parse_size(size) if size is not None else None
-        budget = Budget(bits, nbytes, kl)
         _refuse_existing(output, force)
-        options = None if data_free else DataOptions(data, samples, seq_len, batch_size)
         with console.progress("measuring", unit="runs") as report:
             result = find(
                 model,
                 factory,
-                budget,
+                bits=bits,
+                nbytes=_parse_size(size) if size is not None else None,
+                kl=kl,
                 data_free=data_free,
                 backward=backward,
-                data=options,
+                data=data,
+                samples=samples,
+                seq_len=seq_len,
+                batch_size=batch_size,
                 engines=engine or (),
                 layout=layout,
                 journal=output.with_name(output.name + ".journal"),

@@ -283,6 +283,7 @@ def apply(
     quantize_head: bool = False,
     fuse: Iterable[str | Iterable[str]] = (),
     engines: Iterable[str] = (),
+    dtype: str | torch.dtype | None = None,
     data: InputData | None = None,
     samples: int = 64,
     seq_len: int = 512,
@@ -314,6 +315,8 @@ def apply(
         quantize_head: Quantize the output head as the plan says.
         fuse: Sibling layers that an engine joins, by last name: `"q,k"` or `("q", "k")`.
         engines: `vllm`, `sglang`, `trtllm`, `transformers`: refuse what one of them cannot load.
+        dtype: What the written config names as the model's dtype, which readers cast to; None
+            leaves the source's.
         data: Calibration data; None takes what the model's source offers.
         samples: As for `compare`.
         seq_len: As for `compare`.
@@ -356,6 +359,7 @@ def apply(
         quantize_head=quantize_head,
         fusions=(*map(parse_fusion, names), *DEFAULT_FUSIONS),
         engines=tuple(engines),
+        dtype=str(dtype).removeprefix("torch.") if dtype is not None else "",
     )
     rules = [calibration] if isinstance(calibration, str) else calibration
     return write(
@@ -457,12 +461,13 @@ def search(
     from qrole.searching import Budget
     from qrole.searching import search as find
 
+    budget = Budget(bits, nbytes, kl)
     loaded = with_batches(runnable(model, "search", trust_remote_code), data)
     with tempfile.TemporaryDirectory() as scratch:
         return find(
             replace(loaded, loss=loss or loaded.loss),
             factories_of(candidates),
-            Budget(bits, nbytes, kl),
+            budget,
             data_free=data_free,
             backward=backward,
             data=DataOptions(data_file(data), samples, seq_len, batch_size),

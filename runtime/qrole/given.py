@@ -61,16 +61,14 @@ def as_factory(factory: FactoryLike) -> Factory:
     )
     if callable(factory) and not quantizer:
         return Factory.of(factory)
+    kind = factory.__name__ if isinstance(factory, type) else type(factory).__name__
     hint = "name one, or pass a function; `qrole factories` lists the names"
     if quantizer:
-        hint = "wrap it: lambda role: " + (
-            f"{factory.__name__}()" if isinstance(factory, type) else repr(factory)
-        )
+        hint = f"wrap it: lambda role: {kind}(...)"
     elif isinstance(factory, CustomRecipe):
         hint = "pass recipe.qfactory"
     elif isinstance(factory, Recipe):
         hint = "name the factory that mirrors it, such as 'nvfp4' or 'delayed_scaling'"
-    kind = factory.__name__ if isinstance(factory, type) else type(factory).__name__
     raise OperandError(
         f"{kind} is no factory",
         expected="a function from a role to a quantizer, or the name of one",
@@ -185,5 +183,5 @@ def choice(kind: type[Choice], value: str, name: str) -> Choice:
         UnknownNameError: There is none; `name` is the argument's.
     """
     if value not in set(kind):
-        raise UnknownNameError(f"value of {name}", value, list(kind))
+        raise UnknownNameError(f"value of {name}", value, [member.value for member in kind])
     return kind(value)
