@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qrole_kernels.cuda.launch import architecture, launch
+from qrole_kernels.cuda.launch import launch
 from qrole_kernels.cuda.rounding import bits_of
 from qrole_kernels.cuda.tiles import (
     Tile,
@@ -52,7 +52,6 @@ def amax_kernel(
 
 
 def _reduce(x: Tensor, out: Tensor, per_row: bool) -> Tensor:
-    architecture(x.device)
     tile = Tile(128, 16) if column_major(x) else Tile(16, 128)
     launch(
         amax_kernel,

@@ -100,11 +100,7 @@ def compile_call(
 
 def _compile(launch: Launch, arch: int, fp_fusion: bool) -> MachineCode:
     source = ASTSource(launch.kernel, *_specialization(launch))
-    options = {
-        "num_warps": launch.num_warps,
-        "num_stages": launch.num_stages,
-        "enable_fp_fusion": fp_fusion,
-    }
+    options = {"num_warps": launch.num_warps, "enable_fp_fusion": fp_fusion}
     compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     listing = _disassemble(compiled)
     resources = {name: int(value) for name, value in _RESOURCE.findall(listing)}

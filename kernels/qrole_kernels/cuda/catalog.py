@@ -90,20 +90,25 @@ _OPERANDS = {
     "mxfp4": Operand("mxfp4", PACKED, SCALES_32),
     "nvfp4": Operand("nvfp4", PACKED, SCALES_16, SCALAR),
 }
-_PAIRS = [(name, name) for name in _OPERANDS if name != "fp8_block_2d"]
+_PAIRS = [
+    *((name, name) for name in _OPERANDS if name != "fp8_block_2d"),
+    ("fp8_block_1d", "fp8_block_2d"),
+]
 
 
 def _gemm(left: str, right: str) -> Callable[[], object]:
     return lambda: gemm(_OPERANDS[left], _OPERANDS[right], BF16)
 
 
-GEMM_CALLS = {
-    f"gemm {left} x {right}": _gemm(left, right)
-    for left, right in [*_PAIRS, ("fp8_block_1d", "fp8_block_2d")]
-}
+def gemm_calls(arch: int) -> dict[str, Callable[[], object]]:
+    """The products that compute capability `arch` (90 for 9.0) has a kernel for."""
+    return {
+        f"gemm {left} x {right}": _gemm(left, right)
+        for left, right in _PAIRS
+        if arch >= NEEDED[_OPERANDS[left].family]
+    }
 
 
 def calls_for(arch: int) -> dict[str, Callable[[], object]]:
-    """All calls that compute capability `arch` (90 for 9.0) has kernels for."""
-    needed = {name: NEEDED[_OPERANDS[name.split(" x ")[1]].family] for name in GEMM_CALLS}
-    return CALLS | {name: call for name, call in GEMM_CALLS.items() if arch >= needed[name]}
+    """All calls that compute capability `arch` has kernels for."""
+    return CALLS | gemm_calls(arch)

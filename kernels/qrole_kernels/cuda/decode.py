@@ -19,6 +19,7 @@ from qrole_kernels.cuda.tiles import (
     from_blocks,
     load_amax,
     load_tile,
+    matrix_arguments,
     over_block,
     store_tile,
     tile_origin,
@@ -41,7 +42,7 @@ def _first_block(origin, BLOCK: tl.constexpr):
 
 @triton.jit
 def decode_fp8_kernel(
-    data,
+    x,
     scale,
     out,
     M,
@@ -62,12 +63,12 @@ def decode_fp8_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_COLS: tl.constexpr,
 ):
-    """``out`` of FP8 codes (M, K) and fp32 or E8M0 scales, one per block.
+    """``out`` of FP8 codes ``x`` (M, K) and fp32 or E8M0 scales, one per block.
 
     SPAN is the part of a block that lies in one tile.
     """
     row0, col0 = tile_origin(K, TILE_ROWS, TILE_COLS)
-    codes = load_tile(data, row0, col0, M, K, stride_m, stride_k, TILE_ROWS, TILE_COLS)
+    codes = load_tile(x, row0, col0, M, K, stride_m, stride_k, TILE_ROWS, TILE_COLS)
     factor = load_tile(
         scale,
         _first_block(row0, BLOCK_ROWS),
@@ -87,12 +88,12 @@ def decode_fp8_kernel(
 
 @triton.jit
 def decode_e2m1_kernel(
-    packed,
+    x,
     scale,
     amax,
     out,
     M,
-    P,
+    K,
     stride_m,
     stride_k,
     scale_k,
@@ -106,14 +107,14 @@ def decode_e2m1_kernel(
     TILE_ROWS: tl.constexpr,
     TILE_COLS: tl.constexpr,
 ):
-    """``out`` (M, 2P) of packed codes (M, P) and one scale per BLOCK codes of a row.
+    """``out`` (M, 2K) of packed codes ``x`` (M, K) and one scale per BLOCK codes of a row.
 
     E8M0 scales for blocks of 32; E4M3 scales under an fp32 ``amax`` for blocks of 16. TILE_COLS
     counts bytes.
     """
     BYTES: tl.constexpr = BLOCK // 2
-    row0, col0 = tile_origin(P, TILE_ROWS, TILE_COLS)
-    pairs = load_tile(packed, row0, col0, M, P, stride_m, stride_k, TILE_ROWS, TILE_COLS)
+    row0, col0 = tile_origin(K, TILE_ROWS, TILE_COLS)
+    pairs = load_tile(x, row0, col0, M, K, stride_m, stride_k, TILE_ROWS, TILE_COLS)
     pairs = tl.reshape(pairs, (TILE_ROWS, TILE_COLS // BYTES, BYTES))
     codes = load_tile(
         scale,
@@ -134,7 +135,7 @@ def decode_e2m1_kernel(
     low, high = decode_e2m1_pairs(pairs, ARCH)
     both = tl.join(low * factor[:, :, None], high * factor[:, :, None])
     value = tl.reshape(both, (TILE_ROWS, 2 * TILE_COLS))
-    store_tile(out, to_output(value, OUTPUT, ARCH), row0, 2 * col0, M, 2 * P)
+    store_tile(out, to_output(value, OUTPUT, ARCH), row0, 2 * col0, M, 2 * K)
 
 
 def decode_fp8_data(
@@ -153,14 +154,10 @@ def decode_fp8_data(
     launch(
         decode_fp8_kernel,
         tile.programs(rows, cols),
-        {
-            "data": data,
+        matrix_arguments(data)
+        | {
             "scale": scale,
             "out": out,
-            "M": rows,
-            "K": cols,
-            "stride_m": data.stride(0),
-            "stride_k": data.stride(1),
             "scale_m": scale.shape[0],
             "scale_k": scale.shape[1],
             "scale_stride_m": scale.stride(0),
@@ -200,16 +197,12 @@ def decode_e2m1_data(
     launch(
         decode_e2m1_kernel,
         tile.programs(rows, cols),
-        {
-            "packed": packed,
+        matrix_arguments(packed)
+        | {
             "scale": scale,
             # The kernel does not read what stands in for a missing amax.
             "amax": scale if amax is None else amax.contiguous(),
             "out": out,
-            "M": rows,
-            "P": cols,
-            "stride_m": packed.stride(0),
-            "stride_k": packed.stride(1),
             "scale_k": scale.shape[1],
             "scale_stride_m": scale.stride(0),
             "scale_stride_k": scale.stride(1),

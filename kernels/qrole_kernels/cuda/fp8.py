@@ -9,7 +9,7 @@ from qrole_kernels.cuda.amax import amax as tensor_amax
 from qrole_kernels.cuda.amax import amax_rows
 from qrole_kernels.cuda.decode import WHOLE, decode_fp8_data
 from qrole_kernels.cuda.launch import architecture, launch
-from qrole_kernels.cuda.rounding import FLOAT32_MAX, encode_fp8, scale_of_amax
+from qrole_kernels.cuda.rounding import encode_fp8, scale_of_amax
 from qrole_kernels.cuda.tiles import (
     Tile,
     column_major,
@@ -28,7 +28,7 @@ SCALES_PER_PROGRAM = 256
 
 
 @triton.jit
-def scale_kernel(
+def fp8_scale_kernel(
     amax,
     scale,
     count,
@@ -47,7 +47,7 @@ def scale_kernel(
 
 
 @triton.jit
-def cast_kernel(
+def fp8_cast_kernel(
     x,
     data,
     scale,
@@ -67,7 +67,7 @@ def cast_kernel(
 
 
 @triton.jit
-def quantize_kernel(
+def fp8_quantize_kernel(
     x,
     data,
     amax,
@@ -108,11 +108,10 @@ def fp8_scale(
 ) -> Tensor:
     """Scale that maps fp32 ``amax`` to the largest value of the element format, elementwise."""
     largest = fp8_format(element).max
-    architecture(amax.device)
     source = amax.contiguous()
     scale = torch.empty_like(source)
     launch(
-        scale_kernel,
+        fp8_scale_kernel,
         ceil_div(source.numel(), SCALES_PER_PROGRAM),
         {
             "amax": source,
@@ -142,7 +141,7 @@ def quantize_fp8(x: Tensor, scale: Tensor, element: str) -> Tensor:
     data = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     tile = _tile(x)
     launch(
-        cast_kernel,
+        fp8_cast_kernel,
         tile.programs(*x.shape),
         matrix_arguments(x) | {"data": data, "scale": scale.reshape(())},
         tile.constants() | {"ELEMENT": element, "ARCH": arch},
@@ -160,7 +159,7 @@ def _quantize(
     tile = _tile(x)
     outputs = {"data": data, "amax": amax, "scale": scale, "scale_inv": scale_inv}
     launch(
-        quantize_kernel,
+        fp8_quantize_kernel,
         # The scale of an empty matrix is stored as well.
         max(1, tile.programs(*x.shape)),
         matrix_arguments(x) | outputs | {"epsilon": float(epsilon)},
@@ -169,7 +168,7 @@ def _quantize(
             "ELEMENT": element,
             "MAX": fp8_format(element).max,
             "POWER_OF_TWO": power_of_two,
-            "VALUE_FOR_INF": FLOAT32_MAX.value,
+            "VALUE_FOR_INF": torch.finfo(torch.float32).max,
             "PER_ROW": amax.dim() == 1,
             "ARCH": arch,
         },

@@ -29,7 +29,7 @@ BLOCK = 128
 
 
 @triton.jit
-def quantize_kernel(
+def fp8_block_kernel(
     x,
     data,
     scale_inv,
@@ -88,7 +88,7 @@ def quantize_fp8_block(
     scale_inv = torch.empty(blocks, dtype=torch.float32, device=x.device)
     tile = _tile(x, block_rows)
     launch(
-        quantize_kernel,
+        fp8_block_kernel,
         tile.programs(rows, cols),
         matrix_arguments(x)
         | {"data": data, "scale_inv": scale_inv, "scale_m": blocks[0], "scale_k": blocks[1]}

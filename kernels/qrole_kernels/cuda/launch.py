@@ -31,7 +31,6 @@ class Launch:
     arguments: Mapping[str, Argument]
     constants: Mapping[str, int | float | str]
     num_warps: int
-    num_stages: int
 
 
 @dataclass
@@ -90,29 +89,26 @@ def launch(
     programs: int,
     arguments: Mapping[str, Argument],
     constants: Mapping[str, int | float | str],
-    *,
     num_warps: int = 4,
-    num_stages: int = 3,
 ) -> None:
-    """Run `programs` instances of a kernel on the device of its tensors."""
+    """Run `programs` instances of a kernel on the device of its tensors.
+
+    Raises:
+        ArgumentError: They are on a device that has no such kernels.
+    """
     if programs == 0:
         return
-    call = Launch(kernel, programs, arguments, constants, num_warps, num_stages)
     recording = _recording.get()
     if recording is not None:
-        recording.launches.append(call)
+        recording.launches.append(Launch(kernel, programs, arguments, constants, num_warps))
         return
-    with _on_device_of(arguments):
+    device = next(value.device for value in arguments.values() if isinstance(value, Tensor))
+    architecture(device)
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         # A fused multiply-add rounds once where the definition rounds twice.
         kernel[(programs,)](
             **arguments,
             **constants,
             num_warps=num_warps,
-            num_stages=num_stages,
             enable_fp_fusion=False,
         )
-
-
-def _on_device_of(arguments: Mapping[str, Argument]) -> Any:
-    device = next(value.device for value in arguments.values() if isinstance(value, Tensor))
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

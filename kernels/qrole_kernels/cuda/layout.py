@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from qrole_kernels.cuda.launch import architecture, launch
+from qrole_kernels.cuda.launch import launch
 from qrole_kernels.cuda.tiles import Tile, load_tile, matrix_arguments, store_tile, tile_origin
 from qrole_kernels.layout import TILE_COLS, TILE_ROWS, check_swizzled
 from qrole_kernels.reference.blocks import ceil_div
@@ -15,7 +15,7 @@ TILES = 8
 
 
 @triton.jit
-def pad_kernel(
+def pad_scales_kernel(
     x,
     out,
     M,
@@ -51,7 +51,7 @@ def _places(tiles_along, TILES: tl.constexpr):
 
 
 @triton.jit
-def swizzle_kernel(x, out, M, K, stride_m, stride_k, tiles_along, TILES: tl.constexpr):
+def swizzle_scales_kernel(x, out, M, K, stride_m, stride_k, tiles_along, TILES: tl.constexpr):
     """``out``: ``x`` (M, K) in 128x4 tiles, zeros where it has nothing."""
     row, col, place, exists = _places(tiles_along, TILES)
     source = row.to(tl.int64) * stride_m + col.to(tl.int64) * stride_k
@@ -60,7 +60,7 @@ def swizzle_kernel(x, out, M, K, stride_m, stride_k, tiles_along, TILES: tl.cons
 
 
 @triton.jit
-def unswizzle_kernel(swizzled, out, M, K, tiles_along, TILES: tl.constexpr):
+def unswizzle_scales_kernel(swizzled, out, M, K, tiles_along, TILES: tl.constexpr):
     """``out`` (M, K) of its 128x4 tiles."""
     row, col, place, exists = _places(tiles_along, TILES)
     scale = tl.load(swizzled + place, mask=exists & (row >= 0))
@@ -71,14 +71,13 @@ def pad_scales(
     scale: Tensor, row_multiple: int = TILE_ROWS, col_multiple: int = TILE_COLS
 ) -> Tensor:
     """Pad compact scales (R, C) with zeros to multiples of (row_multiple, col_multiple)."""
-    architecture(scale.device)
     rows, cols = scale.shape
     padded_m = ceil_div(rows, row_multiple) * row_multiple
     padded_k = ceil_div(cols, col_multiple) * col_multiple
     out = scale.new_empty((padded_m, padded_k))
     tile = Tile(32, 128)
     launch(
-        pad_kernel,
+        pad_scales_kernel,
         tile.programs(padded_m, padded_k),
         matrix_arguments(scale) | {"out": out, "padded_m": padded_m, "padded_k": padded_k},
         tile.constants(),
@@ -88,11 +87,10 @@ def pad_scales(
 
 def swizzle_scales(scale: Tensor) -> Tensor:
     """Bring scales (R, C), compact or padded, into 128x4 tiles: a flat tensor, padding 0."""
-    architecture(scale.device)
     bands, tiles_along = ceil_div(scale.shape[0], TILE_ROWS), ceil_div(scale.shape[1], TILE_COLS)
     out = scale.new_empty(bands * tiles_along * TILE_ROWS * TILE_COLS)
     launch(
-        swizzle_kernel,
+        swizzle_scales_kernel,
         bands * ceil_div(tiles_along, TILES),
         matrix_arguments(scale) | {"out": out, "tiles_along": tiles_along},
         {"TILES": TILES},
@@ -107,11 +105,10 @@ def unswizzle_scales(swizzled: Tensor, rows: int, cols: int) -> Tensor:
         ArgumentError: The number of scales isn't that of the padded (rows, cols).
     """
     padded_rows, padded_cols = check_swizzled(swizzled, rows, cols)
-    architecture(swizzled.device)
     out = torch.empty((rows, cols), dtype=swizzled.dtype, device=swizzled.device)
     tiles_along = padded_cols // TILE_COLS
     launch(
-        unswizzle_kernel,
+        unswizzle_scales_kernel,
         padded_rows // TILE_ROWS * ceil_div(tiles_along, TILES),
         {"swizzled": swizzled, "out": out, "M": rows, "K": cols, "tiles_along": tiles_along},
         {"TILES": TILES},

@@ -47,7 +47,7 @@ def _scale_byte(amax, RULE: tl.constexpr):
 
 
 @triton.jit
-def quantize_kernel(
+def mxfp4_kernel(
     x,
     packed,
     scale,
@@ -88,7 +88,7 @@ def quantize_mxfp4(x: Tensor, rule: str) -> tuple[Tensor, Tensor]:
     scale = torch.empty((rows, ceil_div(cols, BLOCK)), dtype=torch.uint8, device=x.device)
     tile = Tile(128, 32) if column_major(x) else Tile(32, 128)
     launch(
-        quantize_kernel,
+        mxfp4_kernel,
         tile.programs(rows, cols),
         matrix_arguments(x)
         | {

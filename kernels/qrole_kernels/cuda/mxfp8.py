@@ -28,7 +28,7 @@ from qrole_kernels.reference.mxfp8 import BLOCKS
 
 
 @triton.jit
-def quantize_kernel(
+def mxfp8_kernel(
     x,
     data,
     scale,
@@ -87,7 +87,7 @@ def quantize_mxfp8(
     scale = torch.empty(blocks, dtype=torch.uint8, device=x.device)
     tile = _tile(x, block_rows, block_cols)
     launch(
-        quantize_kernel,
+        mxfp8_kernel,
         tile.programs(rows, cols),
         matrix_arguments(x)
         | {"data": data, "scale": scale, "scale_m": blocks[0], "scale_k": blocks[1]},

@@ -38,14 +38,13 @@ from qrole_kernels.cuda.tiles import (
     vector_of,
     widen,
 )
-from qrole_kernels.errors import ArgumentError
 from qrole_kernels.reference.arguments import check_choice, check_matrix, check_shape
 from qrole_kernels.reference.blocks import ceil_div
-from qrole_kernels.reference.nvfp4 import BLOCK
+from qrole_kernels.reference.nvfp4 import BLOCK, check_amax, refuse_random_bits
 
 
 @triton.jit
-def quantize_kernel(
+def nvfp4_kernel(
     x,
     amax,
     random,
@@ -106,9 +105,11 @@ def quantize_nvfp4(
     check_choice("block_rows", block_rows, (1, BLOCK))
     check_choice("e4m3_max", e4m3_max, (448, 256))
     check_choice("four_over_six", four_over_six, ("", "mae", "mse"))
-    _check_amax(amax, x.shape[0], block_rows)
+    check_amax(amax, x.shape[0], block_rows)
     if random_bits is not None:
-        _check_random_bits(random_bits, x, four_over_six)
+        check_shape("random_bits", random_bits, tuple(x.shape))
+    if four_over_six:
+        refuse_random_bits(random_bits)
     arch = architecture(x.device)
     rows, cols = x.shape
     packed = torch.empty((rows, ceil_div(cols, 2)), dtype=torch.uint8, device=x.device)
@@ -136,7 +137,7 @@ def quantize_nvfp4(
         # The kernel does not read what stands in for missing random bytes.
         arguments["random"] = packed if random_bits is None else random_bits.contiguous()
         constants["STOCHASTIC"] = random_bits is not None
-        launch(quantize_kernel, tile.programs(rows, cols), arguments, constants)
+        launch(nvfp4_kernel, tile.programs(rows, cols), arguments, constants)
     return packed, scale
 
 
@@ -149,28 +150,6 @@ def _tile(x: Tensor, four_over_six: bool, stochastic: bool) -> Tile:
     return Tile(64, 128) if has_aligned_rows(x) else Tile(16, 128)
 
 
-def _check_amax(amax: Tensor, rows: int, block_rows: int) -> None:
-    if amax.dim() == 0:
-        return
-    check_shape("amax", amax, (rows,))
-    if block_rows != 1:
-        raise ArgumentError(
-            f"one amax per row with block_rows={block_rows}",
-            "block_rows=1 for row-scaled data",
-            "Pass the amax of the whole tensor, or 1x16 blocks.",
-        )
-
-
-def _check_random_bits(random_bits: Tensor, x: Tensor, four_over_six: str) -> None:
-    check_shape("random_bits", random_bits, tuple(x.shape))
-    if four_over_six:
-        raise ArgumentError(
-            "random_bits together with four_over_six",
-            "one of the two",
-            "Four-over-six compares the errors of round-to-nearest; drop random_bits.",
-        )
-
-
 def dequantize_nvfp4(
     packed: Tensor, scale: Tensor, amax: Tensor, e4m3_max: int, dtype: torch.dtype
 ) -> Tensor:
@@ -180,5 +159,5 @@ def dequantize_nvfp4(
     """
     check_choice("e4m3_max", e4m3_max, (448, 256))
     check_shape("scale", scale, (packed.shape[0], ceil_div(2 * packed.shape[1], BLOCK)))
-    _check_amax(amax, packed.shape[0], 1)
+    check_amax(amax, packed.shape[0], 1)
     return decode_e2m1_data(packed, scale, amax, 1 / (6 * e4m3_max), dtype)

@@ -114,8 +114,8 @@ def encode_e2m1_pairs(low, high, ARCH: tl.constexpr):
 def encode_e2m1_stochastic(value, random):
     """fp32 -> E2M1 code (uint32), rounded up with probability ``random / 256`` per step.
 
-    ``random``: uint8, the 8 random bits of the element. The same on every architecture: the bits
-    of the hardware's own stochastic conversion are not documented to agree.
+    ``random``: uint8, the 8 random bits of the element. In integers on every architecture: that
+    the hardware's own stochastic conversion agrees in every bit has not been shown.
     """
     inside = tl.maximum(tl.minimum(value, 6.0), -6.0)
     # The power of two at or below the magnitude, at least 1; half of it is the distance of

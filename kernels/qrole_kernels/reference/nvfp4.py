@@ -52,7 +52,7 @@ def quantize_nvfp4(
     if random_bits is not None:
         check_shape("random_bits", random_bits, tuple(x.shape))
     if four_over_six:
-        _refuse_random_bits(random_bits)
+        refuse_random_bits(random_bits)
         codes, scale = _four_over_six(wide, amax, block_rows, e4m3_max, four_over_six)
     else:
         s_enc = encode_scale(amax, e4m3_max)
@@ -85,7 +85,12 @@ def _amax_column(amax: Tensor, rows: int, block_rows: int) -> Tensor:
     return amax.view(-1, 1)
 
 
-def _refuse_random_bits(random_bits: Tensor | None) -> None:
+def refuse_random_bits(random_bits: Tensor | None) -> None:
+    """Refuse random bits where two roundings are compared.
+
+    Raises:
+        ArgumentError: There are some.
+    """
     if random_bits is not None:
         raise ArgumentError(
             "random_bits together with four_over_six",

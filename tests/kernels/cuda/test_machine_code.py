@@ -10,7 +10,7 @@ import pytest
 
 from qrole_kernels import cuda
 from qrole_kernels.cuda.aot import compile_named
-from qrole_kernels.cuda.catalog import CALLS, GEMM_CALLS, calls_for
+from qrole_kernels.cuda.catalog import CALLS, calls_for, gemm_calls
 from qrole_kernels.cuda.launch import record
 
 ARCHS = [
@@ -24,7 +24,7 @@ SHARED_LIMIT = {89: 101376, 90: 232448, 100: 232448, 120: 101376}
 """Bytes of shared memory that one program may have."""
 
 # Without a vector of 16 bytes to load: one scale for 256 threads, rows of a 128x4 tile.
-NARROW = {"scale_kernel", "swizzle_kernel", "unswizzle_kernel"}
+NARROW = {"fp8_scale_kernel", "swizzle_scales_kernel", "unswizzle_scales_kernel"}
 FP8_CONVERT = r"F2FP\.SATFINITE\.E[45]M[32]"
 FP4_CONVERT = r"F2FP\.SATFINITE\.E2M1"
 FP8_UNPACK = r"F2FP\.F16\.E[45]M[32]\.UNPACK"
@@ -89,7 +89,7 @@ def codes(compiled, arch):
 
 def _each(codes, names):
     for name in names:
-        for code in codes.get(name, ()):
+        for code in codes[name]:
             yield f"{name}: {code.kernel}", code
 
 
@@ -101,7 +101,7 @@ def _launches(name, arch):
 
 def test_every_kernel_is_in_the_catalog():
     launched = {
-        launch.kernel.__name__ for name in CALLS | GEMM_CALLS for launch in _launches(name, 100)
+        launch.kernel.__name__ for name in calls_for(100) for launch in _launches(name, 100)
     }
     modules = [
         importlib.import_module(f"{cuda.__name__}.{info.name}")
@@ -138,10 +138,10 @@ def _vectors_of_16_bytes(launch):
     return elements * matrix.element_size() // (16 * 32 * launch.num_warps)
 
 
-def test_operands_are_copied_to_shared_memory_asynchronously(codes):
+def test_operands_are_copied_to_shared_memory_asynchronously(codes, arch):
     """16 bytes at a time, but for NVFP4 in steps of bf16, whose rows are shorter."""
-    for what, code in _each(codes, GEMM_CALLS):
-        width = r"\.BYPASS\.128" if code.kernel == "fp8_kernel" else ""
+    for what, code in _each(codes, gemm_calls(arch)):
+        width = r"\.BYPASS\.128" if code.kernel == "fp8_gemm_kernel" else ""
         assert code.count(r"LDGSTS\.E" + width) > 0, what
 
 
@@ -197,7 +197,7 @@ def test_fp4_is_converted_by_hardware_where_it_can(codes, arch):
 
 
 def test_products_use_tensor_cores(codes, arch):
-    for what, code in _each(codes, GEMM_CALLS):
+    for what, code in _each(codes, gemm_calls(arch)):
         family = re.search(r"fp8(?=_)|mxfp8|mxfp4|nvfp4", what)[0]
         assert code.count(TENSOR_CORE[arch][family]) > 0, what
         if (arch, family) in SCALED_PTX:
