@@ -47,7 +47,7 @@ def amax_rows(k: Kernel, dtype: str) -> None:
 
 def row_amax(k: Kernel, source: Source, row: Value) -> Value:
     """The largest magnitude of a row (fp32 scalar)."""
-    return without_nan(k, source, row_bits(k, source, row))
+    return without_nan(k, source, row_bits(k, source, row)).value
 
 
 def row_bits(k: Kernel, source: Source, row: Value) -> Callable[[KeysOf], Value]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import Place
@@ -15,27 +16,44 @@ _EVEN, _ODD = range(0, 32, 2), range(1, 32, 2)
 KeysOf = Callable[[Pointer], Value]
 
 
-def without_nan(k: Kernel, source: Source, compute: Callable[[KeysOf], Value]) -> Value:
+@dataclass(frozen=True)
+class Amax:
+    """Largest magnitudes in fp32, NaN ignored; `finite` (scalar): no NaN or infinity was met."""
+
+    value: Value
+    finite: Value
+
+
+def without_nan(k: Kernel, source: Source, compute: Callable[[KeysOf], Value]) -> Amax:
     """`compute` from integer keys, where NaN is largest; again with NaN as 0 if one shows up.
 
-    `compute` returns the bits of fp32 numbers; the result is these numbers.
+    `compute` returns the bits of fp32 numbers.
     """
-    bits = k.variable(compute(source.keys))
-    with k.when((bits.get() > F32_INF).any(), rare=True):
+    found = compute(source.keys)
+    bits = k.variable(found)
+    with k.when((found > F32_INF).any(), rare=True):
         bits.set(compute(source.keys_without_nan))
-    return bits.get().as_f32()
+    return Amax(bits.get().as_f32(), (found < F32_INF).all())
 
 
-def block_amax(k: Kernel, source: Source, src: Place, steps: int, lines: Value | None) -> Value:
-    """Maxima of the 16 blocks that `steps` neighbouring vectors hold (16 x fp32).
+def block_amax(
+    k: Kernel, source: Source, src: Place, steps: int, lines: Value | None, blocks: int = 16
+) -> Amax:
+    """Maxima of the `blocks` blocks, 16 or 32, that `steps` neighbouring vectors hold.
 
     The blocks are `lines` rows high; None: one row.
     """
 
     def compute(keys: KeysOf) -> Value:
         if lines is None:
-            return sixteen_blocks(source, [keys(a) for a in source.vectors(src.start, steps)])
-        return sixteen_blocks(source, column_keys(k, source, src, lines, steps, keys))
+            columns = [keys(address) for address in source.vectors(src.start, steps)]
+        else:
+            columns = column_keys(k, source, src, lines, steps, keys)
+        if blocks == 16:
+            return sixteen_blocks(source, columns)
+        half = steps // 2
+        first = sixteen_blocks(source, columns[:half])
+        return first.take(range(32), sixteen_blocks(source, columns[half:]))
 
     return without_nan(k, source, compute)
 

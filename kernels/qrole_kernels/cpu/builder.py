@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -112,6 +112,13 @@ class Kernel:
         """What is inside happens where the scalar condition, which usually holds, doesn't."""
         with self.builder.if_then(self.builder.not_(condition.ir), likely=False):
             yield
+
+    def either(self, usual: Value, body: Callable[[bool], None]) -> None:
+        """Two branches: `body(True)` where the scalar condition holds, which is likely."""
+        with self.builder.if_else(usual.ir, likely=True) as branches:
+            for branch, holds in zip(branches, (True, False), strict=True):
+                with branch:
+                    body(holds)
 
     def finish(self) -> str:
         """The module's text."""

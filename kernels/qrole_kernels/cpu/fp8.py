@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from qrole_kernels.cpu.amax import row_amax
 from qrole_kernels.cpu.arguments import contiguous, high_precision, value_nbytes
@@ -14,7 +13,7 @@ from qrole_kernels.cpu.pieces import Piece, for_each_piece
 from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp8_codes, fp8_codes_any
 from qrole_kernels.cpu.simd import F32, PTR, Value, select
 from qrole_kernels.cpu.sink import SINKS, decode_fp8_pair
-from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR, Pair, Source
+from qrole_kernels.cpu.source import AHEAD, SOURCES, VECTOR, Source
 from qrole_kernels.formats import ElementFormat, fp8_format
 
 STEPS = 4
@@ -26,7 +25,7 @@ def quantize_fp8(k: Kernel, dtype: str, element: str, any_scale: bool) -> None:
     """A given scale for all elements; positive and finite, or any."""
     source, form = SOURCES[dtype], fp8_format(element)
     with k.range(k["rows"]) as row:
-        quantize_row(k, source, form, row, k["scale"], fp8_codes_any if any_scale else fp8_codes)
+        quantize_row(k, source, form, row, k["scale"], any_scale)
 
 
 @kernel(src=PTR, out=PTR, scale_inv=PTR, **MATRIX)
@@ -45,15 +44,20 @@ def quantize_row(
     form: ElementFormat,
     row: Value,
     scale: Value,
-    encode: Callable[[Pair, Value, ElementFormat], Value] = fp8_codes,
+    any_scale: bool = False,
 ) -> None:
-    """Codes of one row under one scale."""
+    """Codes of one row under one scale; positive and finite, or any."""
     factor = scale.splat(16)
     walk = Walk(k, GROUP, [matrix(k, source.nbytes)], [compact(k, "out", 1, 1)])
     with walk.groups(row) as (src, codes):
         for i, address in enumerate(source.vectors(src.start, STEPS)):
             source.prefetch(address.at(AHEAD))
-            codes.start.at(i * VECTOR).store(encode(source.pair(address), factor, form))
+            pair = source.pair(address)
+            if any_scale:
+                found = fp8_codes_any(pair, factor, form)
+            else:
+                found = fp8_codes(pair, factor, form, in_range=False)
+            codes.start.at(i * VECTOR).store(found)
 
 
 def fp8_scale(

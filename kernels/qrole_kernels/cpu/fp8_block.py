@@ -49,14 +49,20 @@ def quantize_fp8_block(
             return gather([one_block(source, block) for block in blocks])
 
         amax = without_nan(k, source, compute)
-        scale = fp8_scale(amax, form, power_of_two, k["epsilon"].splat(PANEL), INPUT_MAX[dtype])
+        scale = fp8_scale(
+            amax.value, form, power_of_two, k["epsilon"].splat(PANEL), INPUT_MAX[dtype]
+        )
         scales.start.store(1.0 / scale)
         factors = [scale.lane(i).splat(16) for i in range(PANEL)]
-        with k.range(lines) as line:
-            for i, address in enumerate(source.vectors(src.line(line), PANEL * STEPS)):
-                source.prefetch(address.at(ahead))
-                place = codes.line(line).at(i * VECTOR)
-                place.store(fp8_codes(source.pair(address), factors[i // STEPS], form))
+
+        def write(in_range: bool) -> None:
+            with k.range(lines) as line:
+                for i, address in enumerate(source.vectors(src.line(line), PANEL * STEPS)):
+                    source.prefetch(address.at(ahead))
+                    found = fp8_codes(source.pair(address), factors[i // STEPS], form, in_range)
+                    codes.line(line).at(i * VECTOR).store(found)
+
+        k.either(amax.finite, write)
 
 
 @kernel(data=PTR, scale_inv=PTR, out=PTR, **COMPACT)

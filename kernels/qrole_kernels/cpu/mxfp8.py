@@ -39,15 +39,19 @@ def quantize_mxfp8_rows(k: Kernel, dtype: str, element: str, block_rows: int) ->
     with walk.rows() as row, walk.groups(row) as (src, codes, scales):
         lines = walk.lines(row)
         amax = block_amax(k, source, src, STEPS, None if block_rows == 1 else lines)
-        scale = scale_code(amax, form)
+        scale = scale_code(amax.value, form)
         scales.start.store(scale.narrow(I8))
         factors.store(e8m0_reciprocal(scale))
-        with k.range(lines) as line, k.range(STEPS) as i:
-            address = src.line(line).at(i * source.vector_nbytes)
-            source.prefetch(address.at(ahead))
-            factor = factors.at(i * 4).load(F32).splat(16)
-            place = codes.line(line).at(i * VECTOR)
-            place.store(fp8_codes(source.pair(address), factor, form))
+
+        def write(in_range: bool) -> None:
+            with k.range(lines) as line, k.range(STEPS) as i:
+                address = src.line(line).at(i * source.vector_nbytes)
+                source.prefetch(address.at(ahead))
+                factor = factors.at(i * 4).load(F32).splat(16)
+                place = codes.line(line).at(i * VECTOR)
+                place.store(fp8_codes(source.pair(address), factor, form, in_range))
+
+        k.either(amax.finite, write)
 
 
 @kernel(src=PTR, out=PTR, scale=PTR, **MATRIX)
@@ -77,7 +81,7 @@ def quantize_mxfp8_columns(k: Kernel, dtype: str, element: str) -> None:
                 source.prefetch(address.at(ahead))
                 two = factors[2 * i], factors[2 * i + 1]
                 place = codes.line(line).at(i * VECTOR)
-                place.store(fp8_codes(source.pair(address), two, form))
+                place.store(fp8_codes(source.pair(address), two, form, in_range=False))
 
 
 def scale_code(amax: Value, form: ElementFormat) -> Value:

@@ -19,17 +19,20 @@ from qrole_kernels.cpu.nvfp4_blocks import (
     AMAX,
     BLOCK,
     BLOCK_OF_LANE,
+    BLOCKS,
     GROUP,
     STEPS,
     block_factors,
     e4m3_codes,
     encode_scale,
     row_amax,
+    stays_in_range,
+    to_nearest,
     write_blocks,
 )
 from qrole_kernels.cpu.nvfp4_four_over_six import ERRORS, quantize_nvfp4_four_over_six
 from qrole_kernels.cpu.pieces import Matrix, Piece, for_each_piece
-from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp4_codes, fp4_codes_stochastic
+from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp4_codes_stochastic
 from qrole_kernels.cpu.simd import F32, I8, I32, PTR, Value, lanes, minimum
 from qrole_kernels.cpu.sink import SINKS, byte_pair, decode, decode_fp4_pair
 from qrole_kernels.cpu.source import SOURCES, VECTOR, Pair
@@ -54,19 +57,25 @@ def quantize_nvfp4(k: Kernel, dtype: str, block_rows: int, stochastic: bool) -> 
     with walk.rows() as row:
         lines = walk.lines(row)
         s_enc = encode_scale(row_amax(k, row), k["full_scale"])
-        per_amax = (s_enc * (1 / 6)).splat(16)
+        per_amax = (s_enc * (1 / 6)).splat(BLOCKS)
         with walk.groups(row) as (src, *random, codes, scales):
+            amax = block_amax(k, source, src, STEPS, None if block_rows == 1 else lines, BLOCKS)
+            wanted = minimum(amax.value * per_amax, FLOAT32_MAX)
+            scale = e4m3_codes(wanted)
+            factor = block_factors(scale, s_enc.splat(BLOCKS))
 
-            def encode(pair: Pair, factor: Value, line: Value, i: Value) -> Value:
-                if not stochastic:
-                    return fp4_codes(pair, factor)
+            def stochastically(pair: Pair, factor: Value, line: Value, i: Value) -> Value:
                 bits = byte_pair(random[0].line(line).at(i * VECTOR))
                 return fp4_codes_stochastic(pair, factor, bits)
 
-            amax = block_amax(k, source, src, STEPS, None if block_rows == 1 else lines)
-            scale = e4m3_codes(minimum(amax * per_amax, FLOAT32_MAX))
-            factor = block_factors(scale, s_enc.splat(16))
-            write_blocks(walk, source, (src, codes, scales), lines, scale, factor, encode)
+            def write(in_range: bool) -> None:
+                encode = stochastically if stochastic else to_nearest(in_range)
+                write_blocks(walk, source, (src, codes, scales), lines, scale, factor, encode)
+
+            if stochastic:
+                write(in_range=False)
+            else:
+                k.either(stays_in_range(amax, wanted), write)
 
 
 @kernel(data=PTR, scale=PTR, **AMAX, out=PTR, **COMPACT)
@@ -75,13 +84,13 @@ def dequantize_nvfp4(k: Kernel, dtype: str) -> None:
     sink = SINKS[dtype]
     inputs = [compact(k, "data", 2, 1), compact(k, "scale", BLOCK, 1)]
     walk = Walk(k, GROUP, inputs, [compact(k, "out", 1, sink.nbytes)])
-    to_amax = (1.0 / k["full_scale"]).splat(16)
-    factors = k.scratch(64)
+    to_amax = (1.0 / k["full_scale"]).splat(BLOCKS)
+    factors = k.scratch(4 * BLOCKS)
 
     with walk.rows() as row:
-        amax = row_amax(k, row).splat(16)
+        amax = row_amax(k, row).splat(BLOCKS)
         with walk.groups(row) as (data, scales, out):
-            scale = decode(scales.start.load(lanes(I8, 16)).widen(I32), E4M3)
+            scale = decode(scales.start.load(lanes(I8, BLOCKS)).widen(I32), E4M3)
             factors.store(scale * amax * to_amax)
             with k.range(STEPS) as i:
                 two = factors.at(i * 8).load(lanes(F32, 2)).take(BLOCK_OF_LANE)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from qrole_kernels.cpu.blocks import Amax
 from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import Place, Walk
-from qrole_kernels.cpu.rounding import FLOAT32_MAX, saturate_code
+from qrole_kernels.cpu.rounding import FLOAT32_MAX, fp4_codes, saturate_code
 from qrole_kernels.cpu.simd import F32, I8, I64, PTR, Value, lanes, minimum, select
 from qrole_kernels.cpu.sink import decode
 from qrole_kernels.cpu.source import AHEAD, VECTOR, Pair, Source
 from qrole_kernels.formats import E4M3
 
 BLOCK = 16
-GROUP = 16 * BLOCK
+BLOCKS = 32
+"""Blocks worked on together: two independent registers of scales keep the processor busy."""
+GROUP = BLOCKS * BLOCK
 STEPS = GROUP // VECTOR
 AMAX = {"amax": PTR, "amax_step": I64, "full_scale": F32}
 """The amax of row r lies `r * amax_step` bytes from `amax` (0: one for all rows); `full_scale` is
@@ -24,6 +27,14 @@ BLOCK_OF_LANE = [0] * 8 + [1] * 8
 
 Encode = Callable[[Pair, Value, Value, Value], Value]
 """Packed codes from a vector, its factors, and where it is: the line and the step in the group."""
+
+SATURATES = 464.0
+"""From here on rounding to E4M3 would give more than its largest value."""
+
+
+def to_nearest(in_range: bool) -> Encode:
+    """Rounding to nearest even; see `fp4_codes`."""
+    return lambda pair, factor, line, i: fp4_codes(pair, factor, in_range)
 
 
 def row_amax(k: Kernel, row: Value) -> Value:
@@ -48,6 +59,15 @@ def block_factors(scale: Value, s_enc: Value) -> Value:
     return minimum(1.0 / (decode(scale, E4M3) * (1.0 / s_enc)), FLOAT32_MAX)
 
 
+def stays_in_range(amax: Amax, scale: Value) -> Value:
+    """Whether no element of the blocks can be NaN or round to more than 6 (scalar).
+
+    That is so where every scale, in fp32 and not yet rounded, becomes a normal E4M3 number without
+    saturating: it then loses at most 1/17, and 6 * 17/16 still rounds to 6.
+    """
+    return amax.finite & (scale >= E4M3.min_normal).all() & (scale < SATURATES).all()
+
+
 def write_blocks(
     walk: Walk,
     source: Source,
@@ -57,10 +77,10 @@ def write_blocks(
     factor: Value,
     encode: Encode,
 ) -> None:
-    """Writes 16 blocks, `lines` rows high, with their scales (16 codes) and factors (16 x fp32)."""
+    """Writes a group, `lines` rows high, with the scale codes and factors of its blocks."""
     k, (src, codes, scales) = walk.k, places
     ahead = AHEAD if walk.height == 1 else GROUP * source.nbytes
-    factors = k.scratch(64)
+    factors = k.scratch(4 * BLOCKS)
     factors.store(factor)
     with k.range(lines) as line:
         scales.line(line).store(scale.narrow(I8))

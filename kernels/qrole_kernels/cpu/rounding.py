@@ -33,19 +33,27 @@ def _rounder(magnitude: Value, mantissa_bits: int, bias: int) -> Value:
 
 def saturate_code(magnitude: Value, form: ElementFormat) -> Value:
     """Codes of any magnitudes; infinity and NaN get the code of `form.max`. See `round_code`."""
-    return round_code(minimum(magnitude, form.max), form.mantissa_bits, form.bias)
+    return finite_code(minimum(magnitude, form.max), form)
 
 
-def fp8_codes(pair: Pair, factors: Value | tuple[Value, Value], form: ElementFormat) -> Value:
+def finite_code(magnitude: Value, form: ElementFormat) -> Value:
+    """Codes of magnitudes that don't round to more than `form.max`. See `round_code`."""
+    return round_code(magnitude, form.mantissa_bits, form.bias)
+
+
+def fp8_codes(
+    pair: Pair, factors: Value | tuple[Value, Value], form: ElementFormat, in_range: bool
+) -> Value:
     """FP8 codes (32 bytes) of elements times positive finite factors.
 
-    The factors are 16 x fp32, the same for even and odd elements or one vector for each.
+    The factors are 16 x fp32, the same for even and odd elements or one vector for each. `in_range`
+    says that no element is NaN and no product rounds to more than `form.max`.
     """
     even_factor, odd_factor = factors if isinstance(factors, tuple) else (factors, factors)
-    even = saturate_code(pair.even * even_factor, form)
-    odd = saturate_code(pair.odd * odd_factor, form)
+    code = finite_code if in_range else saturate_code
+    even, odd = code(pair.even * even_factor, form), code(pair.odd * odd_factor, form)
     codes = join_codes(even, odd) | ((pair.top >> 8) & 0x80)
-    return select(pair.is_nan(), form.nan_cast, codes).narrow(I8)
+    return (codes if in_range else select(pair.is_nan(), form.nan_cast, codes)).narrow(I8)
 
 
 def fp8_codes_any(pair: Pair, factor: Value, form: ElementFormat) -> Value:
@@ -63,17 +71,22 @@ def join_codes(even: Value, odd: Value) -> Value:
     return ((even & 0xFFFF) | (odd << 16)).as_type(lanes(I16, 32))
 
 
-def fp4_codes(pair: Pair, factor: Value) -> Value:
-    """Packed FP4 codes (16 bytes) of elements times a positive finite factor (16 x fp32)."""
-    even, odd = (saturate_code(half * factor, E2M1) for half in (pair.even, pair.odd))
-    return join_nibbles(pair, even, odd)
+def fp4_codes(pair: Pair, factor: Value, in_range: bool) -> Value:
+    """Packed FP4 codes (16 bytes) of elements times a positive finite factor (16 x fp32).
+
+    `in_range` says that no element is NaN and no product rounds to more than 6.
+    """
+    code = finite_code if in_range else saturate_code
+    even, odd = (code(half * factor, E2M1) for half in (pair.even, pair.odd))
+    # NaN saturates to the code that it is cast to; only its sign has to go.
+    return join_nibbles(even, odd, pair.top if in_range else select(pair.is_nan(), 0, pair.top))
 
 
 def fp4_codes_stochastic(pair: Pair, factor: Value, random: tuple[Value, Value]) -> Value:
     """The same, rounded up or down by random bytes, those of even and of odd elements."""
     halves = zip((pair.even, pair.odd), random, strict=True)
     even, odd = (stochastic_e2m1(half * factor, bits) for half, bits in halves)
-    return join_nibbles(pair, even, odd)
+    return join_nibbles(even, odd, select(pair.is_nan(), 0, pair.top))
 
 
 def stochastic_e2m1(magnitude: Value, random: Value) -> Value:
@@ -92,10 +105,9 @@ def _e2m1_grid(magnitude: Value) -> tuple[Value, Value]:
     return select(from_four, 4, select(from_two, 2, bits.like(0))), step
 
 
-def join_nibbles(pair: Pair, even: Value, odd: Value) -> Value:
-    """Packs codes of magnitudes (16 x i32 each) with the signs of the elements."""
-    # NaN saturates to the code that it is cast to; only its sign has to go.
-    signs = select(pair.is_nan(), 0, pair.top).as_type(lanes(I32, 16))
+def join_nibbles(even: Value, odd: Value, top: Value) -> Value:
+    """Packs codes of magnitudes (16 x i32 each) with the signs in `top` (32 x i16)."""
+    signs = top.as_type(lanes(I32, 16))
     codes = even | (odd << 4) | ((signs >> 12) & 0x8) | ((signs >> 24) & 0x80)
     return codes.narrow(I8)
 

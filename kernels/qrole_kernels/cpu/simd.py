@@ -210,11 +210,18 @@ class Value:
         return self._intrinsic(name, self.type.element)
 
     def any(self) -> Value:
-        """Whether a comparison holds, in any of its lanes."""
+        """Whether a comparison holds in any of its lanes."""
+        return self._lanes_as_bits("!=", 0)
+
+    def all(self) -> Value:
+        """Whether a comparison holds in all of its lanes."""
+        return self._lanes_as_bits("==", (1 << self.count) - 1)
+
+    def _lanes_as_bits(self, operator: str, bits: int) -> Value:
         if self.count == 1:
             return self
         mask = self.as_type(ir.IntType(self.count))
-        return Value(self.builder, self.builder.icmp_unsigned("!=", mask.ir, mask.type(0)))
+        return Value(self.builder, self.builder.icmp_unsigned(operator, mask.ir, mask.type(bits)))
 
 
 def select(condition: Value, then: Value | float, otherwise: Value | float) -> Value:
