@@ -183,7 +183,9 @@ def register(app: typer.Typer) -> None:
 def _show(report: Report, gate: Gate, chosen: OutputFormat) -> None:
     payload = gate.to_json()
     if chosen is OutputFormat.JSON or len(report.candidates) > 1:
-        rows = [_model_row(candidate) for candidate in report.candidates]
+        from qrole.display import model_row
+
+        rows = [model_row(candidate) for candidate in report.candidates]
         show(_MODEL_COLUMNS, rows, payload, chosen, title=_title(report))
     else:
         _show_layers(report.candidates[0], payload, chosen, _title(report))
@@ -243,43 +245,15 @@ def _number(value: float | None, form: str) -> str:
 def _show_layers(
     candidate: CandidateReport, payload: dict[str, object], chosen: OutputFormat, title: str
 ) -> None:
-    rows = _layer_rows(candidate)
+    from qrole.display import layer_rows, model_row
+
+    rows = layer_rows(candidate)
     shown = rows[:_SHOWN] if chosen is OutputFormat.TABLE else rows
     show(_LAYER_COLUMNS, shown, payload, chosen, title=title)
     if len(shown) < len(rows):
         note(f"{len(rows) - len(shown)} more layers, all better; --format csv or --json shows them")
     if chosen is OutputFormat.TABLE:
-        show(_MODEL_COLUMNS, [_model_row(candidate)], payload, chosen)
-
-
-def _layer_rows(candidate: CandidateReport) -> list[list[str]]:
-    gemms = {(g.module, g.group, g.gemm): g.sqnr_db for g in candidate.gemms}
-    rows = []
-    for layer in sorted(candidate.layers, key=lambda x: (x.cosine is None, x.cosine or 0.0)):
-        products = [gemms.get((layer.module, layer.group, g)) for g in ("fprop", "dgrad", "wgrad")]
-        rows.append(
-            [
-                layer.layer,
-                layer.formats,
-                *(_number(value, ".1f") for value in products),
-                _number(layer.sqnr_db, ".1f"),
-                _number(layer.cosine, ".5f"),
-            ]
-        )
-    return rows
-
-
-def _model_row(candidate: CandidateReport) -> list[str]:
-    found = candidate.model
-    return [
-        candidate.factory,
-        _number(found.sqnr_db, ".1f"),
-        _number(found.cosine, ".5f"),
-        _number(found.kl, ".5f"),
-        _number(found.top1_agreement, ".1%"),
-        _number(found.loss_diff, "+.5f"),
-        _number(found.grad_cosine, ".5f"),
-    ]
+        show(_MODEL_COLUMNS, [model_row(candidate)], payload, chosen)
 
 
 def _show_sensitivity(

@@ -171,6 +171,8 @@ def _write(path: Path, text: str) -> None:
 def _say(result: SearchResult, output: Path, chosen: OutputFormat) -> None:
     from dataclasses import asdict
 
+    from qrole.display import point_row
+
     measured = result.found.measured is not None
     columns = (
         Column("choice"),
@@ -181,9 +183,9 @@ def _say(result: SearchResult, output: Path, chosen: OutputFormat) -> None:
         Column("layers", drop=2),
     )
     shown = [result.found, *result.baselines]
-    rows = [_row(point) for point in shown]
+    rows = [point_row(point) for point in shown]
     if chosen is not OutputFormat.TABLE:
-        rows += [_row(point) for point in result.front]
+        rows += [point_row(point) for point in result.front]
     payload = {"schema": "qrole.search/1", **asdict(result)}
     show(columns, rows, payload, chosen)
     for reason, names in result.kept.items():
@@ -193,19 +195,6 @@ def _say(result: SearchResult, output: Path, chosen: OutputFormat) -> None:
     if result.reused:
         console.note(f"{result.reused} measurements of a stopped search were used again")
     console.finish(None, f"wrote {output}: {result.found.bits:.3f} bits per weight")
-
-
-def _row(point: Point) -> list[str]:
-    measured = f"{point.measured.error:.4g}" if point.measured is not None else ""
-    counts = ", ".join(f"{name} {count}" for name, count in point.counts.items())
-    return [
-        point.name,
-        f"{point.bits:.3f}",
-        f"{point.nbytes:,}",
-        f"{point.predicted:.4g}",
-        measured,
-        counts,
-    ]
 
 
 def _plot(result: SearchResult) -> str:

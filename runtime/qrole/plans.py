@@ -117,6 +117,11 @@ class Inventory:
     def _positions(self) -> dict[str, int]:
         return {slot.id: i for i, slot in enumerate(self.slots)}
 
+    def _repr_html_(self) -> str:
+        from qrole.display import inventory_html
+
+        return inventory_html(self)
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -246,6 +251,11 @@ class Plan:
         for decision in self.decisions:
             counts[decision.label] += decision.slot.copies
         return counts
+
+    def _repr_html_(self) -> str:
+        from qrole.display import plan_html
+
+        return plan_html(self)
 
 
 def build_plan(

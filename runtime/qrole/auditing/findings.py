@@ -77,6 +77,11 @@ class AuditReport:
         counts = self.counts()
         return bool(counts[Severity.ERROR] or counts[Severity.WARNING])
 
+    def _repr_html_(self) -> str:
+        from qrole.display import audit_html
+
+        return audit_html(self)
+
 
 def worst_first(finding: Finding) -> tuple[int, str]:
     """Sort key: severity, then code; the order of the model is kept among equals."""

@@ -306,6 +306,11 @@ class Report:
         assert isinstance(found, dict)
         return {"schema": SCHEMA, **found}
 
+    def _repr_html_(self) -> str:
+        from qrole.display import report_html
+
+        return report_html(self)
+
 
 def layer_name(module: str, group: str) -> str:
     """`module.group`, or whichever of the two is there."""

@@ -104,6 +104,11 @@ class SearchResult:
     reused: int
     data: dict[str, Any]
 
+    def _repr_html_(self) -> str:
+        from qrole.display import search_html
+
+        return search_html(self)
+
 
 def search(
     model: str | LoadedModel,
