@@ -106,7 +106,11 @@ ENVIRONMENT = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("cls", "name", "value", "holds"), ENVIRONMENT, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(
+    ("cls", "name", "value", "holds"),
+    ENVIRONMENT,
+    ids=[f"{name}={value}" for _, name, value, _ in ENVIRONMENT],
+)
 def test_environment(cls, name, value, holds, monkeypatch):
     assert not holds(cls())
     monkeypatch.setenv(name, value)
