@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from qrole_cli.commands.report import open_page
 from qrole_cli.console import Column, OutputFormat, err, finish, note, progress, show, warn
 from qrole_cli.options import (
     FormatOption,
@@ -136,6 +138,12 @@ def register(app: typer.Typer) -> None:
                 rich_help_panel=_GATE,
             ),
         ] = None,
+        html: Annotated[
+            Path | None, typer.Option(metavar="FILE", help="Write the report as an HTML page.")
+        ] = None,
+        show_page: Annotated[
+            bool, typer.Option("--open", help="Open the HTML page in the browser.")
+        ] = False,
         trust_remote_code: RemoteCodeOption = False,
         output: FormatOption = OutputFormat.TABLE,
         as_json: JsonOption = False,
@@ -172,6 +180,7 @@ def register(app: typer.Typer) -> None:
         gate = judge(report, budgets=limits, baseline=before, tolerance=tolerance)
         _show(report, gate, chosen_format(output, as_json))
         _write(gate, save, junit)
+        _write_page(gate, html, show_page)
         if github or (github is None and os.environ.get("GITHUB_ACTIONS") == "true"):
             _tell_github(gate, max_failures)
         _say(report, gate.violations[:max_failures], len(gate.violations) - max_failures)
@@ -195,6 +204,18 @@ def _show(report: Report, gate: Gate, chosen: OutputFormat) -> None:
         _show_sensitivity(factory, groups, chosen)
     if report.training:
         _show_training(report, chosen)
+
+
+def _write_page(gate: Gate, html: Path | None, show_page: bool) -> None:
+    """The HTML page, where one is asked for; one to look at only goes to a temporary folder."""
+    if html is None and not show_page:
+        return
+    from qrole.reporting import build_view, write_page
+
+    page = html or Path(tempfile.mkdtemp(prefix="qrole-")) / "compare.html"
+    write_page(build_view([("compare", gate.to_json())]), page)
+    if show_page:
+        open_page(page)
 
 
 def _title(report: Report) -> str:

@@ -39,7 +39,7 @@ def test_existing_page_is_kept(cli, saved):
     (saved / "report.html").write_text("mine")
     result = cli("report", saved / "audit.json", "-o", saved / "report.html")
     assert result.code == 2
-    assert "pass --force" in result.err
+    assert "--force" in result.err
     assert (saved / "report.html").read_text() == "mine"
 
 
@@ -118,3 +118,13 @@ def test_a_thousand_layers_stay_usable(browser, tmp_path, cli):
     assert page.evaluate("document.querySelectorAll('*').length") < 5000
     assert page.locator("#worsttable tbody tr").count() == 20
     assert errors == []
+
+
+def test_compare_writes_and_opens_the_page(cli, samples, tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    page = tmp_path / "page.html"
+    result = cli("compare", samples / "mlp.py", "-f", "mxfp8", "--html", page, "--open")
+    assert result.code == 0, result.err
+    assert opened == [page.as_uri()]
+    assert '"module":"0"' in page.read_text()

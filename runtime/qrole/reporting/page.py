@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from qrole.errors import CheckpointError, MissingExtraError, UsageError
+from qrole.errors import CheckpointError, MissingExtraError, OutputExistsError, UsageError
 from qrole.reporting.view import View, build_view
 
-__all__ = ["render_page", "write_report"]
+__all__ = ["check_free", "render_page", "write_page", "write_report"]
 
 
 def write_report(sources: Sequence[Path], output: Path, *, force: bool = False) -> View:
-    """Writes one HTML page.
+    """Writes one HTML page out of saved JSON.
 
     Args:
         sources: JSON files of inspect, audit and compare.
@@ -26,15 +26,30 @@ def write_report(sources: Sequence[Path], output: Path, *, force: bool = False) 
 
     Raises:
         UsageError: A source is missing or is no JSON of qrole's; the output exists.
+        CheckpointError: The output cannot be written.
         MissingExtraError: Jinja2 or Plotly is not installed.
     """
-    from qrole.errors import OutputExistsError
+    check_free(output, force)
+    view = build_view([(str(path), _read(path)) for path in sources])
+    write_page(view, output)
+    return view
 
+
+def check_free(output: Path, force: bool) -> None:
+    """Refuses to overwrite a page unless forced to; raises OutputExistsError."""
     if output.exists() and not force:
         raise OutputExistsError(
-            f"{output} exists", expected="a new file", hint="name another with -o, or pass --force"
+            f"{output} exists", expected="a new file", hint="name another one, or pass --force"
         )
-    view = build_view([(str(path), _read(path)) for path in sources])
+
+
+def write_page(view: View, output: Path) -> None:
+    """Writes the page of a view.
+
+    Raises:
+        CheckpointError: The output cannot be written.
+        MissingExtraError: Jinja2 or Plotly is not installed.
+    """
     page = render_page(view)
     try:
         output.write_text(page, encoding="utf-8")
@@ -42,9 +57,8 @@ def write_report(sources: Sequence[Path], output: Path, *, force: bool = False) 
         raise CheckpointError(
             f"{output} cannot be written: {error.strerror}",
             expected="a writable path with space left",
-            hint="name another with -o",
+            hint="name another one",
         ) from error
-    return view
 
 
 def render_page(view: View) -> str:
