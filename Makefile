@@ -41,7 +41,7 @@ bench: $(VENV)/dev
 	$(BIN)/python -m benchmarks
 
 docs: $(VENV)/dev
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m docs.generate
 	$(BIN)/mkdocs build --strict -q
 
 clean:
