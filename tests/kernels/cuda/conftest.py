@@ -1,42 +1,44 @@
 """The Triton kernels in the interpreter, and on a GPU where there is one."""
 
+import importlib
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-import numpy
 import pytest
 import torch
-import triton
 from torch.utils import _pytree as pytree
 
-from qrole_kernels import cuda
-
-INTERPRETS = triton.knobs.runtime.interpret
+FOLDER = Path(__file__).parent
+# Triton exists on Linux only.
+collect_ignore_glob = [] if find_spec("triton") else ["test_*.py"]
 EVERYDAY = {"randn", "equal", "zeros", "mix", "rowmix", "denormal", "tiny", "onehot", "row1"}
 """Known answers that `test_bits` goes over too; the interpreter is slow."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the interpreter's tests where kernels are compiled; pytest counts them."""
-    for item in items:
-        if not EVERYDAY.isdisjoint(_words(item)) and item.path.name == "test_golden.py":
-            item.add_marker(pytest.mark.slow)
+    """Mark this folder's tests; deselect the interpreter's where kernels are compiled."""
+    here = [item for item in items if FOLDER in item.path.parents]
+    for item in here:
         # numpy, which computes in the interpreter, warns where IEEE arithmetic has an answer.
         item.add_marker(
             pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.runtime.interpreter")
         )
-    if INTERPRETS:
+        if item.path.name == "test_golden.py" and not EVERYDAY.isdisjoint(_words(item)):
+            item.add_marker(pytest.mark.slow)
+    if not here or importlib.import_module("triton").knobs.runtime.interpret:
         return
-    interpreted = [
-        item
-        for item in items
-        if isinstance(item, pytest.Function)
-        and hasattr(item, "callspec")
-        and item.callspec.params.get("device") == "interpreter"
-    ]
+    interpreted = [item for item in here if _device_of(item) == "interpreter"]
     config.hook.pytest_deselected(items=interpreted)
     items[:] = [item for item in items if item not in interpreted]
+
+
+def _device_of(item: pytest.Item) -> object:
+    callspec = getattr(item, "callspec", None)
+    return callspec.params.get("device") if callspec else None
 
 
 def _words(item: pytest.Item) -> set[str]:
@@ -55,17 +57,14 @@ class OnDevice:
         self.device = device
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return lambda *args, **kwargs: self.call(getattr(cuda, name), *args, **kwargs)
+        function = getattr(importlib.import_module("qrole_kernels.cuda"), name)
 
-    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        there = pytree.tree_map_only(torch.Tensor, self._move, (args, kwargs))
-        with numpy.errstate(all="ignore"):
+        def run(*args: Any, **kwargs: Any) -> Any:
+            there = pytree.tree_map_only(torch.Tensor, lambda t: t.to(self.device), (args, kwargs))
             result = function(*there[0], **there[1])
-        return pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), result)
+            return pytree.tree_map_only(torch.Tensor, lambda t: t.cpu(), result)
 
-    def _move(self, tensor: torch.Tensor) -> torch.Tensor:
-        # A copy would make a transposed view contiguous.
-        return tensor.t().to(self.device).t() if tensor.dim() == 2 else tensor.to(self.device)
+        return run
 
 
 @pytest.fixture
