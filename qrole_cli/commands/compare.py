@@ -192,7 +192,7 @@ def register(app: typer.Typer) -> None:
 def _show(report: Report, gate: Gate, chosen: OutputFormat) -> None:
     payload = gate.to_json()
     if chosen is OutputFormat.JSON or len(report.candidates) > 1:
-        from qrole.display import model_row
+        from qrole.rows import model_row
 
         rows = [model_row(candidate) for candidate in report.candidates]
         show(_MODEL_COLUMNS, rows, payload, chosen, title=_title(report))
@@ -266,7 +266,7 @@ def _number(value: float | None, form: str) -> str:
 def _show_layers(
     candidate: CandidateReport, payload: dict[str, object], chosen: OutputFormat, title: str
 ) -> None:
-    from qrole.display import layer_rows, model_row
+    from qrole.rows import layer_rows, model_row
 
     rows = layer_rows(candidate)
     shown = rows[:_SHOWN] if chosen is OutputFormat.TABLE else rows

@@ -171,7 +171,7 @@ def _write(path: Path, text: str) -> None:
 def _say(result: SearchResult, output: Path, chosen: OutputFormat) -> None:
     from dataclasses import asdict
 
-    from qrole.display import point_row
+    from qrole.rows import point_row
 
     measured = result.found.measured is not None
     columns = (

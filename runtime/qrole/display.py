@@ -1,4 +1,4 @@
-"""Results as HTML for notebooks, and the rows of text that terminals show as well.
+"""Results as HTML for notebooks.
 
 A page's own colours are kept, light or dark, and nothing is loaded from anywhere. What is left out
 to stay small is counted in a line.
@@ -11,26 +11,36 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from qrole.folding import fold
+from qrole.rows import (
+    LAYER_COLUMNS,
+    MODEL_COLUMNS,
+    POINT_COLUMNS,
+    layer_rows,
+    model_row,
+    number,
+    point_row,
+    sensitivity_row,
+)
 from qrole.summary import summarize
 
 if TYPE_CHECKING:
     from qrole.auditing import AuditReport
-    from qrole.comparing.report import CandidateReport, Report, SensitivityReport
+    from qrole.checkpoint.apply import ApplyReport
+    from qrole.checkpoint.verification.report import VerifyReport
+    from qrole.comparing import Gate, Report
     from qrole.plans import Inventory, Plan
     from qrole.roles import Slot
-    from qrole.searching import Point, SearchResult
+    from qrole.searching import SearchResult
 
 __all__ = [
-    "LAYER_COLUMNS",
-    "MODEL_COLUMNS",
+    "apply_html",
     "audit_html",
+    "gate_html",
     "inventory_html",
-    "layer_rows",
-    "model_row",
     "plan_html",
-    "point_row",
     "report_html",
     "search_html",
+    "verify_html",
 ]
 
 ROWS = 30
@@ -38,18 +48,6 @@ _WORST = 10
 _LINES = 8
 _TEXT = 200
 _RULE = "border-bottom:1px solid rgba(128,128,128,.35);padding:2px 10px;vertical-align:top"
-
-MODEL_COLUMNS = ("factory", "output dB", "cosine", "KL", "top-1", "loss diff", "grad cosine")
-LAYER_COLUMNS = (
-    "layer",
-    "input x weight",
-    "fprop dB",
-    "dgrad dB",
-    "wgrad dB",
-    "output dB",
-    "cosine",
-)
-_POINT_COLUMNS = ("choice", "bits", "bytes", "predicted", "measured", "layers")
 
 
 def inventory_html(inventory: Inventory) -> str:
@@ -122,10 +120,10 @@ def report_html(report: Report) -> str:
         parts.append(_table(LAYER_COLUMNS, rows, "layers, all better", _WORST))
     for factory, groups in report.sensitivity.items():
         columns = (f"{factory}, alone", "KL", "output err", "grad err")
-        rows = list(map(_sensitivity_row, groups))
+        rows = list(map(sensitivity_row, groups))
         parts.append(_table(columns, rows, "groups, all better", _WORST))
     training = [
-        [run.name, *(_number(x, ".5f") for x in (run.losses[0], run.losses[-1]))]
+        [run.name, *(number(x, ".5f") for x in (run.losses[0], run.losses[-1]))]
         for run in report.training
     ]
     parts.append(_table(("training", "first loss", "last loss"), training, "runs"))
@@ -136,6 +134,44 @@ def report_html(report: Report) -> str:
     )
 
 
+def gate_html(gate: Gate) -> str:
+    """What was judged and what broke, and the report."""
+    word = {True: "passed", False: "failed", None: "nothing judged"}[gate.passed]
+    broken = [[violation.candidate, str(violation)] for violation in gate.violations]
+    return _block(
+        f"{word}: {len(gate.judged)} limits, {len(broken)} times broken",
+        _table(("candidate", "broken"), broken, "violations"),
+        report_html(gate.report),
+    )
+
+
+def apply_html(report: ApplyReport) -> str:
+    """What was written, and which engine loads it."""
+    schemes = [[name, f"{count:,}"] for name, count in report.schemes.items()]
+    engines = [[v.engine, v.level.value, "; ".join(v.reasons)] for v in report.verdicts]
+    return _block(
+        f"{report.output}: {report.source_bytes:,} bytes became {report.output_bytes:,}",
+        _table(("scheme", "layers"), schemes, "schemes"),
+        _table(("engine", "verdict", "why"), engines, "engines"),
+        _lines(report.notes),
+    )
+
+
+def verify_html(report: VerifyReport) -> str:
+    """What is wrong, and the layers that are farthest from their source."""
+    worst = sorted(report.errors, key=lambda error: error.sqnr_db)
+    errors = [
+        [e.module, e.scheme, number(e.sqnr_db, ".1f"), number(e.max_abs_err, ".3g")] for e in worst
+    ]
+    problems = [[p.kind, p.where, p.message] for p in report.problems]
+    word = "sound" if report.ok else f"{len(problems)} problems"
+    return _block(
+        f"{report.directory}: {word}, {report.tensors:,} tensors in {report.layout}",
+        _table(("problem", "where", "what"), problems, "problems"),
+        _table(("layer", "scheme", "SQNR dB", "max abs err"), errors, "layers, all better", _WORST),
+    )
+
+
 def search_html(result: SearchResult) -> str:
     """The choice beside its baselines, and its rules file."""
     rows = [point_row(point) for point in (result.found, *result.baselines)]
@@ -143,63 +179,10 @@ def search_html(result: SearchResult) -> str:
     left_out = [f"left out for {count} units: {why}" for why, count in result.left_out.items()]
     return _block(
         f"{result.model}: {result.found.bits:.3f} bits per weight, least {result.metric}",
-        _table(_POINT_COLUMNS, rows, "choices"),
+        _table(POINT_COLUMNS, rows, "choices"),
         _lines([*kept, *left_out]),
         _text(result.rules, 2 * ROWS),
     )
-
-
-def model_row(candidate: CandidateReport) -> list[str]:
-    """One candidate's errors of the model as a whole, under `MODEL_COLUMNS`."""
-    found = candidate.model
-    return [
-        candidate.factory,
-        _number(found.sqnr_db, ".1f"),
-        _number(found.cosine, ".5f"),
-        _number(found.kl, ".5f"),
-        _number(found.top1_agreement, ".1%"),
-        _number(found.loss_diff, "+.5f"),
-        _number(found.grad_cosine, ".5f"),
-    ]
-
-
-def layer_rows(candidate: CandidateReport) -> list[list[str]]:
-    """One candidate's layers, worst first, under `LAYER_COLUMNS`."""
-    gemms = {(g.module, g.group, g.gemm): g.sqnr_db for g in candidate.gemms}
-    rows = []
-    for layer in sorted(candidate.layers, key=lambda x: (x.cosine is None, x.cosine or 0.0)):
-        products = [gemms.get((layer.module, layer.group, g)) for g in ("fprop", "dgrad", "wgrad")]
-        rows.append(
-            [
-                layer.layer,
-                layer.formats,
-                *(_number(value, ".1f") for value in products),
-                _number(layer.sqnr_db, ".1f"),
-                _number(layer.cosine, ".5f"),
-            ]
-        )
-    return rows
-
-
-def point_row(point: Point) -> list[str]:
-    """One choice of formats: name, bits, bytes, predicted and measured error, layers."""
-    return [
-        point.name,
-        f"{point.bits:.3f}",
-        f"{point.nbytes:,}",
-        f"{point.predicted:.4g}",
-        f"{point.measured.error:.4g}" if point.measured is not None else "",
-        ", ".join(f"{name} {count}" for name, count in point.counts.items()),
-    ]
-
-
-def _sensitivity_row(group: SensitivityReport) -> list[str]:
-    errors = ((group.kl, ".5f"), (group.rel_err, ".4f"), (group.grad_rel_err, ".4f"))
-    return [group.group, *(_number(value, form) for value, form in errors)]
-
-
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
 
 
 def _layer(module: str, group: str) -> str:
@@ -242,7 +225,7 @@ def _table(
         return ""
     filled = [i for i in range(len(columns)) if any(row[i] for row in rows)]
     columns, rows = [columns[i] for i in filled], [[row[i] for i in filled] for row in rows]
-    numeric = [all(_is_number(row[i]) for row in rows) for i in range(len(columns))]
+    numeric = [all(_isnumber(row[i]) for row in rows) for i in range(len(columns))]
     head = "".join(
         f'<th scope="col" style="{_RULE};text-align:{_side(right)}">{html.escape(name)}</th>'
         for name, right in zip(columns, numeric, strict=True)
@@ -288,7 +271,7 @@ def _side(right: bool) -> str:
     return "right" if right else "left"
 
 
-def _is_number(text: str) -> bool:
+def _isnumber(text: str) -> bool:
     """Whether a cell holds a number, or nothing."""
     try:
         float(text.replace(",", "").removesuffix("%") or 0)

@@ -134,6 +134,35 @@ def test_a_search_shows_its_rules(llama: qrole.LoadedModel) -> None:
     assert result.rules.splitlines()[0] in page.text
 
 
+def test_a_gate_says_what_broke(llama: qrole.LoadedModel, tmp_path: Path) -> None:
+    budgets = tmp_path / "budgets.toml"
+    budgets.write_text('[budgets]\nweight = "sqnr_db >= 60"\nlogits = "kl <= 1"\n')
+    gate = qrole.judge(qrole.compare(llama, "mxfp8", backward=False), budgets=budgets)
+    page = shown(gate)
+    assert page.text.startswith("failed: 2 limits, 29 times broken")
+    assert page.tables[0][1][0] == "mxfp8"
+    assert "sqnr_db >= 60" in page.tables[0][1][1]
+    assert page.tables[1][0][0] == "factory"
+
+
+def test_what_was_written_and_whether_it_is_sound(llama: qrole.LoadedModel, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    page = shown(qrole.apply(llama, "nvfp4", out))
+    assert page.tables[0][1] == ["nvfp4", "28"]
+    assert ["vllm", "loads", ""] in page.tables[1]
+    assert "bytes became" in page.text
+    page = shown(qrole.verify(out, llama))
+    assert "sound" in page.text
+    decibels = [float(row[2]) for row in page.tables[0][1:]]
+    assert len(decibels) == 10
+    assert decibels == sorted(decibels)
+    assert "and 18 more layers, all better" in page.text
+    (out / "stale.bin").write_bytes(b"")
+    page = shown(qrole.verify(out))
+    assert "1 problems" in page.text
+    assert page.tables[0][1][:2] == ["stale-weights", "stale.bin"]
+
+
 class Spy(nn.Module):
     """A path that is markup."""
 

@@ -62,6 +62,11 @@ class ApplyReport:
         """The report as JSON values, under the schema `qrole.apply/1`."""
         return {"schema": "qrole.apply/1", **asdict(self), "output": str(self.output)}
 
+    def _repr_html_(self) -> str:
+        from qrole.display import apply_html
+
+        return apply_html(self)
+
 
 def apply(
     model: str | LoadedModel,

@@ -177,6 +177,6 @@ def _transformers_model(
         warnings.warn(
             f"{type(module).__name__} has no place for {len(unused)} tensors of "
             f"{stored.directory}, {unused[0]} first; they were left out",
-            stacklevel=4,
+            stacklevel=3,
         )
     return module

@@ -73,6 +73,11 @@ class Gate:
         ET.indent(suite)
         return ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
+    def _repr_html_(self) -> str:
+        from qrole.display import gate_html
+
+        return gate_html(self)
+
     def _cases(self) -> tuple[str, ...]:
         return ("finite", *self.judged)
 

@@ -27,6 +27,7 @@ from qrole.errors import CheckpointError, NothingMatchedError, UsageError
 from qrole.loading import LoadedModel, load_model
 from tests.runtime.checkpoint.corruption import (
     edit,
+    edit_config,
     edit_quantization,
     edit_tensor,
     tensors_of,
@@ -482,6 +483,28 @@ def test_a_model_of_transformers(
     with torch.no_grad():
         assert torch.equal(found(**ids).logits, reference(**ids).logits)
     assert load(out, dtype=torch.float32).dtype == torch.float32  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_tensors_that_transformers_has_no_place_for(tmp_path: Path) -> None:
+    from tests.runtime.checkpoint.acceptance import models
+
+    source, out = models.write("llama", tmp_path / "source"), tmp_path / "out"
+    extra = edit(lambda tensors: tensors.update({"model.mtp.norm.weight": torch.ones(3)}))
+    extra(source)
+    apply(str(source), "mxfp8", out)
+    with pytest.warns(UserWarning, match="LlamaForCausalLM has no place for 1 tensors") as caught:
+        assert isinstance(load(out), nn.Module)
+    assert caught[0].filename == __file__
+    edit_config(lambda config: config.update(num_hidden_layers=1))(out)
+    with pytest.raises(
+        CheckpointError, match=r"LlamaForCausalLM has no place for model\.layers\.1"
+    ):
+        load(out)
+    edit_config(lambda config: config.update(num_hidden_layers=2))(out)
+    edit(lambda tensors: tensors.pop("model.norm.weight"))(out)
+    with pytest.raises(CheckpointError, match=r"lacks 1 weights of LlamaForCausalLM, 'model\.norm"):
+        load(out)
 
 
 def _decode_in_place(model: nn.Module, stored: Any) -> None:

@@ -87,3 +87,8 @@ class VerifyReport:
             **asdict(self),
             "directory": str(self.directory),
         }
+
+    def _repr_html_(self) -> str:
+        from qrole.display import verify_html
+
+        return verify_html(self)
