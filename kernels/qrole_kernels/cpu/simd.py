@@ -37,7 +37,21 @@ def literal(kind: ir.Type, number: float) -> ir.Constant:
     """The constant `number` in every lane."""
     element = _element(kind)
     one = float(number) if element == F32 else int(number) & ((1 << element.width) - 1)
-    return ir.Constant(kind, [one] * kind.count if isinstance(kind, ir.VectorType) else one)
+    scalar = ir.Constant(element, one)
+    if not isinstance(kind, ir.VectorType):
+        return scalar
+    return _Splat(kind, scalar)
+
+
+class _Splat(ir.Constant):  # type: ignore[misc]
+    """One scalar in every lane; spelled out, it would make the text several times as long."""
+
+    def __init__(self, kind: ir.VectorType, scalar: ir.Constant) -> None:
+        super().__init__(kind, ir.Undefined)
+        self._scalar = scalar
+
+    def _get_reference(self) -> str:
+        return f"splat ({self._scalar.type} {self._scalar.get_reference()})"
 
 
 class Value:

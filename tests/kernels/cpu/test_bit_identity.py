@@ -8,10 +8,26 @@ import torch
 from torch import Tensor
 
 from qrole_kernels import cpu_tensors, reference
+from qrole_kernels.cpu.targets import LEVELS
 from tests.kernels.bitexact import assert_bits_equal
 from tests.kernels.cpu.matrices import DTYPES, all_bit_patterns, ragged
 
 FP8 = ("e4m3", "e5m2")
+TARGETS = ("own", *LEVELS)
+
+
+def place(target: str, dtype: str):
+    """A machine that has AVX-512 runs nearly the same as its own; f16 differs in reading only."""
+    is_slow = target == "avx512" or (target != "own" and dtype == "f16")
+    marks = [pytest.mark.slow] if is_slow else []
+    return pytest.param(target, dtype, marks=marks, id=f"{target}-{dtype}")
+
+
+PLACES = pytest.mark.parametrize(
+    ("target", "dtype"),
+    [place(target, dtype) for target in TARGETS for dtype in DTYPES],
+    indirect=["target"],
+)
 QUANTIZE = [
     ("amax",),
     ("amax_rows",),
@@ -43,7 +59,7 @@ def assert_same(given: Iterable[Tensor], wanted: tuple[Tensor, ...], what: str) 
         assert_bits_equal(ours, theirs, f"{what}, output {i}")
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@PLACES
 @pytest.mark.parametrize("call", QUANTIZE, ids=lambda call: "-".join(map(str, call)))
 def test_quantize(target, call, dtype):
     name, *options = call
@@ -60,7 +76,7 @@ def expected_nvfp4(dtype: str, rows: bool, block_rows: int, e4m3_max: int, share
     return results
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@PLACES
 @pytest.mark.parametrize(
     ("rows", "block_rows", "e4m3_max", "share"),
     [
@@ -96,7 +112,7 @@ def expected_stochastic(dtype: str, rows: bool, block_rows: int):
     return results
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@PLACES
 @SCOPES
 def test_stochastic_nvfp4(target, rows, block_rows, dtype):
     wanted = expected_stochastic(dtype, rows, block_rows)
@@ -110,7 +126,7 @@ def expected_four_over_six(dtype: str, rows: bool, block_rows: int, error: str):
     return [(a, reference.quantize_nvfp4(x, a, block_rows, 448, error)) for x, a in pairs]
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@PLACES
 @pytest.mark.parametrize("error", ["mae", "mse"])
 @SCOPES
 def test_four_over_six(target, rows, block_rows, error, dtype):
@@ -158,7 +174,7 @@ def encoded() -> list[tuple[str, tuple[object, ...]]]:
     return calls
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@PLACES
 def test_dequantize(target, dtype):
     for name, arguments in encoded():
         wanted = getattr(reference, name)(*arguments, DTYPES[dtype])

@@ -33,7 +33,9 @@ def matrix(dtype: str) -> torch.Tensor:
     return x[:, 2:101]
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize(
+    "dtype", ["bf16", *[pytest.param(name, marks=pytest.mark.slow) for name in ("f32", "f16")]]
+)
 def test_same_bits(dtype, request):
     x = matrix(dtype)
     calls = [*QUANTIZE, ("quantize_fp8", torch.tensor(0.3), "e5m2")]

@@ -32,7 +32,7 @@ def run_every_kernel_to_the_edge() -> None:
     """Every entry point on ragged matrices whose memory ends at a forbidden page."""
     from qrole_kernels import cpu
 
-    for dtype, size in (("f32", 4), ("bf16", 2), ("f16", 2)):
+    for dtype, size in (("f32", 4), ("bf16", 2)):
         for m, k in ((1, 1), (3, 33), (17, 100), (40, 545)):
             across = [-(-k // n) for n in (2, 16, 32, 128)]
             src, wide = Guarded(m * k * size), Guarded(m * k)
@@ -46,22 +46,22 @@ def run_every_kernel_to_the_edge() -> None:
             cpu.host_amax_rows(*x, rows.address)
             amax = rows.address
             mx = (((1, 32), s32), ((32, 1), columns), ((32, 32), square))
-            for element in ("e4m3", "e5m2"):
-                cpu.host_quantize_fp8(*x, 2.0, element, wide.address)
-                cpu.host_quantize_fp8(*turned, 2.0, element, wide.address, col_stride=k)
-                cpu.host_quantize_fp8_rows(*x, element, wide.address, rows.address)
-                for block, scale in ((1, line), (128, tile)):
-                    options = element, block, True, 0.0
-                    cpu.host_quantize_fp8_block(*x, *options, wide.address, scale.address)
-                    given = wide.address, m, k, scale.address
-                    cpu.host_dequantize_fp8_block(*given, element, block, dtype, src.address)
-                for block, scale in mx:
-                    cpu.host_quantize_mxfp8(*x, element, *block, wide.address, scale.address)
-                    given = wide.address, m, k, scale.address
-                    cpu.host_dequantize_mxfp8(*given, element, *block, dtype, src.address)
-                cpu.host_dequantize_fp8(wide.address, m, k, 2.0, element, dtype, src.address)
-                given = wide.address, m, k, rows.address
-                cpu.host_dequantize_fp8_rows(*given, element, dtype, src.address)
+            element = "e4m3"
+            cpu.host_quantize_fp8(*x, 2.0, element, wide.address)
+            cpu.host_quantize_fp8(*turned, 2.0, element, wide.address, col_stride=k)
+            cpu.host_quantize_fp8_rows(*x, element, wide.address, rows.address)
+            for block, scale in ((1, line), (128, tile)):
+                options = element, block, True, 0.0
+                cpu.host_quantize_fp8_block(*x, *options, wide.address, scale.address)
+                given = wide.address, m, k, scale.address
+                cpu.host_dequantize_fp8_block(*given, element, block, dtype, src.address)
+            for block, scale in mx:
+                cpu.host_quantize_mxfp8(*x, element, *block, wide.address, scale.address)
+                given = wide.address, m, k, scale.address
+                cpu.host_dequantize_mxfp8(*given, element, *block, dtype, src.address)
+            cpu.host_dequantize_fp8(wide.address, m, k, 2.0, element, dtype, src.address)
+            given = wide.address, m, k, rows.address
+            cpu.host_dequantize_fp8_rows(*given, element, dtype, src.address)
             cpu.host_quantize_mxfp4(*x, "even", packed.address, s32.address)
             given = packed.address, m, k, s32.address
             cpu.host_dequantize_mxfp4(*given, dtype, src.address)
