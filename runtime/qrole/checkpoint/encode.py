@@ -21,8 +21,8 @@ from qrole_kernels import cpu
 
 __all__ = ["Chunk", "Workspace", "decoded", "encode", "weight_amax"]
 
-#: Bytes of the source that are taken at a time.
-CHUNK_BYTES = 4 << 20
+#: Bytes of the source that are taken at a time: codes are still in the cache when they are written.
+CHUNK_BYTES = 2 << 20
 #: Every block height divides it, so that a chunk holds whole blocks.
 ROW_STEP = 128
 
