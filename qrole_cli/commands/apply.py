@@ -54,7 +54,7 @@ def register(app: typer.Typer) -> None:
             typer.Option("--output", "-o", metavar="DIR", help="Where the checkpoint goes."),
         ] = None,
         layout: Annotated[
-            str, typer.Option(help="compressed-tensors, modelopt, fp8-block or native.")
+            str, typer.Option(help="compressed-tensors, modelopt or fp8-block.")
         ] = "compressed-tensors",
         engine: Annotated[
             list[str] | None,

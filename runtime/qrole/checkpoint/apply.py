@@ -110,7 +110,7 @@ def apply(
         if ranks.leads:
             check_output(final, job.source.directory, force)
         job.documents  # noqa: B018 - what cannot be declared is refused before work starts
-        run = _Run(job, Staging(final), ranks, workers or default_threads(), fsync)
+        run = _Run(job, Staging(final), ranks, workers or default_threads(), force, fsync)
         return run.do(calibration or CalibrationOptions(), on_progress, on_calibration)
     except KeyboardInterrupt as error:
         raise InterruptedRunError(
@@ -130,6 +130,7 @@ class _Run:
     staging: Staging
     ranks: Ranks
     workers: int
+    force: bool
     fsync: bool
 
     def do(
@@ -211,7 +212,7 @@ class _Run:
         index = index_text(job.shards)
         if index is not None:
             staging.write_text("model.safetensors.index.json", index)
-        staging.publish(fsync=self.fsync)
+        staging.publish(force=self.force, fsync=self.fsync)
 
 
 def _check_written(job: Job, directory: Path) -> None:

@@ -253,5 +253,5 @@ def _unstorable(fmt: OperandFormat, what: str) -> ConfigError:
     return ConfigError(
         f"the factory gives a weight {what}",
         expected="FP8 E4M3 per tensor, per channel or in blocks, MXFP8, NVFP4 or MXFP4",
-        hint="give weights another quantizer, or write qrole's own layout with --layout native",
+        hint="let the factory give weights another quantizer",
     )

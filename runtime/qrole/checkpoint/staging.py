@@ -159,12 +159,17 @@ class Staging:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
 
-    def publish(self, *, fsync: bool = False) -> None:
+    def publish(self, *, force: bool = False, fsync: bool = False) -> None:
         """Gives the output its name; the last thing that a run does.
 
         Args:
+            force: Replace what has that name.
             fsync: Wait for the disk first.
+
+        Raises:
+            OutputExistsError: The name was taken meanwhile; what was done is kept.
         """
+        check_output(self.final, None, force)
         with writing(self.final):
             if fsync:
                 _sync(self.out)

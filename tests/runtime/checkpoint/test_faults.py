@@ -259,6 +259,18 @@ def test_two_runs_on_one_output(source: Path, tmp_path: Path, wanted: dict[str, 
     finish(source, out, wanted)
 
 
+def test_an_output_that_somebody_else_made_meanwhile(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+
+    def make() -> None:
+        out.mkdir()
+        (out / "theirs").write_text("precious")
+
+    with pytest.raises(OutputExistsError, match="exists"):
+        apply(str(source), "mxfp8", out, on_progress=at_half(make))
+    assert [p.name for p in out.iterdir()] == ["theirs"]
+
+
 def test_an_output_that_cannot_be_made(source: Path) -> None:
     with pytest.raises(CheckpointError, match="cannot be written") as caught:
         apply(str(source), "mxfp8", "/proc/none/out")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -367,6 +368,22 @@ def test_a_manifest_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
     shutil.copy(other / MANIFEST, one / MANIFEST)
     with pytest.raises(CheckpointError, match=r"differ in 6 layers, attn\.k_proj first"):
         load(one)
+
+
+def test_a_malformed_manifest_is_refused(tmp_path: Path) -> None:
+    out, _ = written(tmp_path / "out", "mxfp8")
+    record = json.loads((out / MANIFEST).read_text())
+    del record["layers"]["mlp.down_proj"]["format"]
+    (out / MANIFEST).write_text(json.dumps(record))
+    with pytest.raises(CheckpointError, match=r"manifest\.json is malformed: KeyError 'format'"):
+        load(out)
+
+
+def test_a_kept_tensor_that_is_gone_is_missed(tmp_path: Path) -> None:
+    out, _ = written(tmp_path / "out", "mxfp8")
+    edit(lambda tensors: tensors.pop("embed.weight"))(out)
+    with pytest.raises(CheckpointError, match=r"embed\.weight: is not there; qrole_manifest"):
+        load(out)
 
 
 class Wider(Decoder):

@@ -1,0 +1,62 @@
+"""The bill says what is then written, and reads headers only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qrole.checkpoint.apply import apply
+from qrole.checkpoint.bill import bill
+from qrole.checkpoint.headers import read_headers
+from qrole.checkpoint.job import ApplyOptions, prepare
+from tests.runtime.checkpoint.corruption import llama_like
+
+ONLY_WEIGHTS = ApplyOptions(weight_only=True)
+
+
+@pytest.mark.parametrize(
+    ("factory", "bits"),
+    [("nvfp4", 4.5), ("mxfp8", 8.25), ("current_scaling", 8.0)],
+)
+def test_it_is_what_is_written(tmp_path: Path, factory: str, bits: float) -> None:
+    source = llama_like(tmp_path / "source")
+    found = bill(prepare(str(source), factory, ONLY_WEIGHTS))
+    apply(str(source), factory, tmp_path / "out", options=ONLY_WEIGHTS)
+    tensors = read_headers(tmp_path / "out").values()
+    assert found.output_bytes == sum(info.nbytes for info in tensors)
+    assert found.quantized_bits == pytest.approx(bits, rel=0.01)
+    stored = read_headers(source).values()
+    assert sum(line.source_bytes for line in found.lines) == sum(i.nbytes for i in stored)
+    assert found.seconds > 0
+
+
+def test_weights_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qrole.checkpoint.source import Source
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("a weight file was mapped")
+
+    monkeypatch.setattr(Source, "mapped", refuse)
+    source = llama_like(tmp_path / "source")
+    assert bill(prepare(str(source), "nvfp4", ONLY_WEIGHTS)).lines
+
+
+def test_in_the_terminal(cli: Callable[..., Any], tmp_path: Path) -> None:
+    source = llama_like(tmp_path / "source")
+    result = cli("apply", source, "-f", "nvfp4", "--dry-run", "--json")
+    assert result.code == 0, result.err
+    report = json.loads(result.out)
+    assert report["schema"] == "qrole.bill/1"
+    assert report["calibrated"] == 14
+    assert "nothing was written" in result.err
+    assert [p.name for p in tmp_path.iterdir()] == ["source"]
+
+
+def test_no_output_and_no_dry_run(cli: Callable[..., Any], samples: Path) -> None:
+    result = cli("apply", samples / "mlp.py", "-f", "mxfp8")
+    assert result.code == 2
+    assert "-o DIR, or --dry-run" in result.err
