@@ -42,6 +42,10 @@ _DTYPES = {
     "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+    "C64": "complex64",
     "I64": "int64",
     "I32": "int32",
     "I16": "int16",
@@ -207,13 +211,29 @@ def open_stored(directory: Path) -> StoredModel:
     layers = stored_layers(declared, layout, tensors, complain)
     modules = weight_modules(tensors)
     check_modules(declared, layout, tensors, modules, layers, complain)
-    _refuse(directory, problems)
     parts = {info.name for layer in layers.values() for info in layer.parts.values()}
+    for name, info in tensors.items():
+        if name not in parts and info.dtype not in _DTYPES:
+            complain("unreadable", name, f"is {info.dtype}, which torch does not have")
     record = read_manifest(directory) if (directory / MANIFEST).is_file() else None
+    for name in record.get("kept", ()) if record else ():
+        if name not in tensors:
+            complain("lost-tensor", name, f"is not there; {MANIFEST} lists it")
+    _refuse(directory, problems)
+    weights, tied = _unrecorded(layers), {}
+    if record is not None:
+        try:
+            weights, tied = _recorded(layers, record), dict(record["dropped"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{directory / MANIFEST} is malformed: {type(error).__name__} {error}",
+                expected="the manifest that this version of qrole writes",
+                hint="write the checkpoint again with this version",
+            ) from error
     return StoredModel(
         directory=directory,
         config={key: value for key, value in config.items() if key != "quantization_config"},
-        weights=_weights(layers, record),
+        weights=weights,
         plain={name: info for name, info in tensors.items() if name not in parts},
         inputs={
             layer.parts[content].name: layer.parts[content]
@@ -221,7 +241,7 @@ def open_stored(directory: Path) -> StoredModel:
             for content in (Content.INPUT_MULTIPLIER, Content.INPUT_DIVISOR)
             if content in layer.parts
         },
-        tied=dict(record["dropped"]) if record else {},
+        tied=tied,
     )
 
 
@@ -237,16 +257,18 @@ def _refuse(directory: Path, problems: list[Problem]) -> None:
         )
 
 
-def _weights(
-    layers: Mapping[str, StoredLayer], record: Mapping[str, Any] | None
+def _unrecorded(layers: Mapping[str, StoredLayer]) -> dict[str, StoredWeight]:
+    """What the tensors alone tell: names as they are stored, options of no quantizer."""
+    return {
+        module: StoredWeight(layer, WeightFormat(layer.encoding.name), None, f"{module}.weight", 0)
+        for module, layer in layers.items()
+    }
+
+
+def _recorded(
+    layers: Mapping[str, StoredLayer], record: Mapping[str, Any]
 ) -> dict[str, StoredWeight]:
-    if record is None:
-        return {
-            module: StoredWeight(
-                layer, WeightFormat(layer.encoding.name), None, f"{module}.weight", 0
-            )
-            for module, layer in layers.items()
-        }
+    """What the manifest adds: the model's own names, the quantizer's options, exact amaxes."""
     entries = record["layers"]
     strangers = layers.keys() ^ entries.keys()
     if strangers:
