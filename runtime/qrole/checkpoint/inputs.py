@@ -181,10 +181,21 @@ def notes(record: dict[str, Any]) -> list[str]:
 
 def _key(job: Job, options: CalibrationOptions) -> str:
     """Hash of everything that the amaxes depend on."""
-    data = options.data and hashlib.sha256(options.data.read_bytes()).hexdigest()
+    data = hashlib.sha256(_read(options.data)).hexdigest() if options.data else None
     layers = [(m, repr(job.selection.layers[m])) for m in job.static_layers]
     content = repr((job.source.identity, data, layers, options))
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"the calibration data {path} cannot be read: {error.strerror}",
+            expected="a text, .jsonl or .safetensors file",
+            hint="check --data",
+        ) from error
 
 
 def _kept(path: Path, key: str) -> InputRanges | None:

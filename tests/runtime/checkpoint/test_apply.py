@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +212,27 @@ def test_static_layers_need_data(source: Path, tmp_path: Path) -> None:
         apply(str(weights), "nvfp4", tmp_path / "out")
     assert "--weight-only" in caught.value.hint
     assert not [p for p in tmp_path.iterdir() if p != weights]
+
+
+def test_calibration_data_that_is_not_there(samples: Path, tmp_path: Path) -> None:
+    how = CalibrationOptions(data=tmp_path / "gone.txt")
+    with pytest.raises(UsageError, match=r"gone\.txt cannot be read: No such file"):
+        apply(str(samples / "mlp.py"), "nvfp4", tmp_path / "out", calibration=how)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("factory", ["nvfp4", "mxfp8", "current_scaling", "float8_block_scaling"])
+def test_weights_are_quantized_without_torch(source: Path, tmp_path: Path, factory: str) -> None:
+    code = (
+        "import sys\n"
+        "from qrole.checkpoint.apply import apply\n"
+        "from qrole.checkpoint.job import ApplyOptions\n"
+        "apply(*sys.argv[1:], options=ApplyOptions(weight_only=True))\n"
+        "sys.exit('torch' in sys.modules)\n"
+    )
+    command = [sys.executable, "-c", code, str(source), factory, str(tmp_path / "out")]
+    assert subprocess.run(command, check=False).returncode == 0
+    assert verify(tmp_path / "out", str(source)).ok
 
 
 def test_calibration_is_recorded_and_reproduced(samples: Path, tmp_path: Path) -> None:
