@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import platform
 import subprocess
@@ -16,6 +17,8 @@ from benchmarks.quantize.start import first_quantization
 from benchmarks.quantize.table import tables
 
 SHAPES = ([4096, 14336], [1024, 4096])
+LARGE = 1 << 24
+"""Elements from which on a peer takes seconds, and gets fewer rounds."""
 
 
 def work(python: Path | str, task: str, shape: list[int], rounds: int, threads: int) -> Any:
@@ -67,7 +70,8 @@ def measure(peers: list[str], rounds: int, peer_rounds: int) -> dict[str, Any]:
             python = python_of(peer)
             report["peers"][peer] = {"version": installed(python, peer), "error": None}
             for shape in SHAPES:
-                report["rows"] += work(python, peer, shape, peer_rounds, 1)
+                few = math.prod(shape) > LARGE
+                report["rows"] += work(python, peer, shape, peer_rounds if few else rounds, 1)
         except PeerError as error:
             report["peers"][peer] = {"version": None, "error": str(error)}
     report["first_quantization_seconds"] = first_quantization(5)
@@ -80,7 +84,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--peers", nargs="*", default=list(MODULES), choices=list(MODULES))
     parser.add_argument("--rounds", type=int, default=21, help="rounds of qrole against the copy")
-    parser.add_argument("--peer-rounds", type=int, default=3, help="rounds with a slow peer")
+    parser.add_argument(
+        "--peer-rounds", type=int, default=3, help="rounds with a peer on the large shape"
+    )
     parser.add_argument(
         "--output", type=Path, default=ROOT / "benchmarks" / "results" / "quantize.json"
     )

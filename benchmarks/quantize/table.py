@@ -65,10 +65,13 @@ def _one_thread(rows: Sequence[Mapping[str, Any]], report: Mapping[str, Any]) ->
 
 
 def _threads(rows: Sequence[Mapping[str, Any]]) -> str:
-    by_format = {row["format"]: row["speedup"]["median"] for row in rows}
     threads = rows[0]["threads"]
-    found = ", ".join(f"{FORMATS[f]} {by_format[f]:.2f}x" for f in FORMATS)
-    return f"{threads} threads against one: {found}; the copy {by_format['bf16']:.2f}x."
+    found = [
+        f"{FORMATS[row['format']]} {row['speedup']['median']:.2f}x faster for "
+        f"{row['processor_time']['median']:.2f}x the processor time"
+        for row in rows
+    ]
+    return f"{threads} threads against one: {'; '.join(found)}."
 
 
 def _row(

@@ -76,23 +76,28 @@ def measure_own(x: Tensor, rounds: int, threads: int) -> list[Row]:
 
 
 def measure_threads(x: Tensor, rounds: int, threads: int) -> list[Row]:
-    """How many times faster `threads` threads are than one."""
+    """How many times faster `threads` threads are than one, and what processor time they add.
+
+    On a machine that is busy with other work the second number alone says something: with the
+    processors to themselves, the threads would be `threads / processor_time` times as fast.
+    """
     out = ours.Outputs.new(x)
     one, many = (ours.Quantization(x, count).into(out) for count in (1, threads))
     rows: list[Row] = []
     for name in one:
-        found = interleaved(many[name], {name: one[name]}, rounds)[name]
-        rows.append({"who": "qrole", "task": "threads", "format": name, "speedup": summary(found)})
-    copies = []
-    y = torch.empty_like(x)
-    for _ in range(rounds):
-        times = []
-        for count in (1, threads):
-            torch.set_num_threads(count)
-            times.append(seconds(lambda: y.copy_(x)))
-        copies.append(times[0] / times[1])
-    rows.append({"who": "copy", "task": "threads", "format": "bf16", "speedup": summary(copies)})
+        runs = [(timed(one[name]), timed(many[name])) for _ in range(rounds + 1)][1:]
+        wall = [single[0] / several[0] for single, several in runs]
+        processor = [several[1] / single[1] for single, several in runs]
+        row: Row = {"who": "qrole", "task": "threads", "format": name}
+        rows.append({**row, "speedup": summary(wall), "processor_time": summary(processor)})
     return rows
+
+
+def timed(operation: Callable[[], object]) -> tuple[float, float]:
+    """Wall time, and processor time of all threads."""
+    wall, processor = time.perf_counter(), time.process_time()
+    operation()
+    return time.perf_counter() - wall, time.process_time() - processor
 
 
 def measure_peer(peer: str, x: Tensor, rounds: int, threads: int) -> list[Row]:
