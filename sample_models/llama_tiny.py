@@ -86,7 +86,8 @@ def _rotate(x_BHTE: torch.Tensor) -> torch.Tensor:
     angle = torch.arange(tokens, device=x_BHTE.device)[:, None] * rate
     even, odd = x_BHTE[..., 0::2], x_BHTE[..., 1::2]
     cos, sin = angle.cos(), angle.sin()
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1)
+    return turned.flatten(-2).to(x_BHTE.dtype)
 
 
 def build() -> nn.Module:
