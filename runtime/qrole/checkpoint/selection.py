@@ -106,6 +106,8 @@ class _Untouched:
         dtype = self._tensors[asked.tensor].dtype
         if dtype not in FLOATS:
             return f"stored as {dtype}"
+        if not asked.rows * asked.columns:
+            return "empty"
         if self._carried_over(asked.module):
             return "no module loads it (multi-token prediction)"
         if not self._quantize_head and self._is_head(asked):

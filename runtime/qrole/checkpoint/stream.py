@@ -113,6 +113,8 @@ class Writer:
 
     def _carry_over(self, place: Place, work: Workspace) -> None:
         tensor = self.source.tensors[place.tensor.source]
+        if not tensor.nbytes:
+            return
         if tensor.memory is not None:
             held = (ctypes.c_char * tensor.nbytes).from_address(tensor.memory.data_ptr())
             self._write(place, 0, memoryview(held).cast("B"))

@@ -115,11 +115,14 @@ def test_a_tensor_that_is_not_aligned(tmp_path: Path) -> None:
     assert verify(tmp_path / "out", str(path)).ok
 
 
-def fp8_source(directory: Path) -> Path:
-    """A DeepSeek-style checkpoint: FP8 blocks with `weight_scale_inv`."""
-    source = llama_like(directory / "bf16")
-    apply(str(source), "float8_block_scaling", directory / "fp8", options=ApplyOptions("fp8-block"))
-    return directory / "fp8"
+def test_empty_tensors_are_carried_over(tmp_path: Path) -> None:
+    weights = tmp_path / "w.safetensors"
+    empty = {"e.weight": torch.empty(0, 64), "f.weight": torch.empty(64, 0), "g": torch.empty(0)}
+    save_file({"a.weight": torch.randn(64, 64), **empty}, weights)
+    apply(str(weights), "mxfp8", tmp_path / "out")
+    report = verify(tmp_path / "out", str(weights))
+    assert report.ok, report.problems
+    assert report.schemes == {"mxfp8": 1}
 
 
 def narrow(role: Any) -> Any:
