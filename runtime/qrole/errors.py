@@ -76,9 +76,19 @@ class UsageError(QroleError):
 
 
 class UnknownNameError(UsageError):
-    """A name that does not exist, with the nearest names that do."""
+    """A name that does not exist, with the nearest names that do.
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], *, hint: str = "") -> None:
+    Args:
+        kind: What it would be the name of.
+        name: The name.
+        known: Those that exist.
+        where: What should hold it, where that is not plain.
+        hint: What else to do.
+    """
+
+    def __init__(
+        self, kind: str, name: str, known: Iterable[str], *, where: str = "", hint: str = ""
+    ) -> None:
         names = sorted(set(known))
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
         expected = f"one of {', '.join(names[:20])}" if names else f"a known {kind}"
@@ -86,9 +96,9 @@ class UnknownNameError(UsageError):
             expected += f" and {len(names) - 20} more"
         suggestion = f"did you mean {' or '.join(repr(n) for n in near)}?" if near else ""
         super().__init__(
-            f"there is no {kind} {name!r}",
+            f"there is no {kind} {name!r}{f' in {where}' if where else ''}",
             expected=expected,
-            hint=" ".join(part for part in (suggestion, hint) if part),
+            hint=" ".join(part for part in (suggestion, hint) if part) or "check the spelling",
         )
         self.nearest = tuple(near)
 

@@ -82,6 +82,13 @@ def load_model(spec: str, *, weights: bool, trust_remote_code: bool = False) -> 
         if where.endswith(".py"):
             return _load_python(load_file(Path(where)), spec, attr)
         return _load_python(None, spec, attr)
+    if path.is_file():
+        raise UsageError(
+            f"{spec} is a file of a kind that is not read",
+            expected="a Python file or a .safetensors file",
+            hint="convert a pickle checkpoint to safetensors, or load it in build() of a model.py "
+            "with torch.load(..., weights_only=True)",
+        )
     raise UsageError(
         f"there is no model {spec!r}",
         expected="a Python file (model.py or model.py:attr), pkg.mod:attr, a directory with "
@@ -114,7 +121,7 @@ def _load_python(namespace: Any, spec: str, attr: str | None) -> LoadedModel:
             found = found()
     if not isinstance(found, nn.Module):
         raise UsageError(
-            f"{spec} gives a {type(found).__name__}",
+            f"{spec} gives an object of type {type(found).__name__}",
             expected="a torch.nn.Module, or a function without arguments that returns one",
             hint="return the module from build()",
         )
@@ -148,10 +155,9 @@ def _load_directory(path: Path, spec: str, weights: bool, trust_remote_code: boo
     from qrole.checkpoint.headers import read_headers
     from qrole.emitters.huggingface import build_from_directory
 
+    tensors = read_headers(path)
     module = build_from_directory(path, config, weights, trust_remote_code)
-    return LoadedModel(
-        spec, "huggingface", module=module, tensors=read_headers(path), directory=path
-    )
+    return LoadedModel(spec, "huggingface", module=module, tensors=tensors, directory=path)
 
 
 def read_config(directory: Path) -> dict[str, Any] | None:

@@ -333,26 +333,36 @@ def _decide(
 
 
 def _ask(slot: Slot, factory: Factory, observe: Observer | None) -> tuple[Any, Origin | None]:
+    decide = getattr(factory.function, "decide_slot", None)
     try:
-        decide = getattr(factory.function, "decide_slot", None)
         if decide is not None:
             answer, origin = decide(slot, observe)
         elif observe is None:
             answer, origin = factory.function(slot.role), None
         else:
             answer, origin = observe(factory.function, slot.role)
-    except QroleError:
-        raise
-    except Exception as error:
-        raise FactoryError(
-            f"factory {factory.name} raised {type(error).__name__} for slot {slot.id} "
-            f"with role {slot.role}: {error}",
-            traceback=user_traceback(error, factory.file),
-            expected="a quantizer for every role, None (boundary slots) and bare roles included",
-            hint="handle the role in the factory, or return IdentityQuantizer() for it",
-        ) from error
+    except (Exception, SystemExit) as error:
+        if decide is not None and isinstance(error, QroleError):
+            raise  # a rules file names its own lines
+        raise _raised(slot, factory, error) from error
     _check_answer(slot, factory, answer)
     return answer, origin
+
+
+def _raised(slot: Slot, factory: Factory, error: BaseException) -> FactoryError:
+    """What a factory raised, with the user's line; a wrong option keeps what was expected of it."""
+    known = error if isinstance(error, QroleError) else None
+    return FactoryError(
+        f"factory {factory.name} raised {type(error).__name__} for slot {slot.id} "
+        f"with role {slot.role}: {known.given if known else error}",
+        traceback=user_traceback(error, factory.file),
+        expected=known.expected
+        if known
+        else "a quantizer for every role, None (boundary slots) and bare roles included",
+        hint=known.hint
+        if known
+        else "handle the role in the factory, or return IdentityQuantizer() for it",
+    )
 
 
 def _check_answer(slot: Slot, factory: Factory, answer: object) -> None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from qrole.errors import UnknownNameError, UsageError
 from qrole.factories.string_roles import adapt_string_roles
-from qrole.user_code import load_attribute, running_user_code
+from qrole.user_code import load_attribute, load_file, running_user_code
 
 if TYPE_CHECKING:
     from qrole.emitters.base import Emitter
@@ -138,6 +138,8 @@ def load_factory(spec: str) -> Factory:
     if spec in entries:
         with running_user_code(f"entry point {spec}", None):
             found: object = entries[spec].load()
+    elif spec.endswith(".py"):
+        raise _file_alone(spec)
     elif ":" in spec or "." in spec:
         found = load_attribute(spec)
     else:
@@ -146,11 +148,22 @@ def load_factory(spec: str) -> Factory:
         )
     if not callable(found):
         raise UsageError(
-            f"{spec} is a {type(found).__name__}, not a factory",
+            f"{spec} is no factory but an object of type {type(found).__name__}",
             expected="a callable that takes a QuantizerRole and returns a quantizer",
             hint="name a function, or an object with __call__",
         )
     return Factory.of(found, spec)
+
+
+def _file_alone(spec: str) -> UsageError:
+    """What is wrong with a file that is named without a function, and which ones it has."""
+    module = load_file(Path(spec))
+    own = [n for n, f in vars(module).items() if getattr(f, "__module__", "") == module.__name__]
+    return UsageError(
+        f"{spec} is a file, and no function in it is named",
+        expected=f"{spec}:fn",
+        hint=f"name one of {', '.join(own)}" if own else "define a factory in it",
+    )
 
 
 def load_emitters() -> list[Emitter]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -16,19 +17,26 @@ from qrole.errors import QroleError, UnknownNameError, UsageError, UserCodeError
 
 __all__ = ["load_attribute", "load_file", "running_user_code", "user_traceback"]
 
+_QROLE = f"{Path(__file__).resolve().parent}{os.sep}"
+
 
 def user_traceback(error: BaseException, file: str | None) -> str:
-    """The traceback from the user's first frame on, so that qrole's own frames do not show.
+    """The traceback from the user's first frame on, without qrole's own frames.
 
     Args:
         error: The exception as it was caught.
-        file: The user's file; None keeps the last frame only.
+        file: The user's file; None, or one without a frame, keeps the last frame only.
     """
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _is_ours(f.filename)]
     first = next((i for i, f in enumerate(frames) if file and f.filename == file), len(frames) - 1)
     lines = traceback.format_list(frames[max(first, 0) :])
     lines += traceback.format_exception_only(type(error), error)
     return "".join(lines).rstrip()
+
+
+def _is_ours(file: str) -> bool:
+    """Whether a frame's file is qrole's or the machinery of imports."""
+    return file.startswith((_QROLE, "<frozen importlib"))
 
 
 @contextlib.contextmanager
@@ -121,7 +129,7 @@ def load_attribute(spec: str) -> object:
     for part in attr.split("."):
         if not hasattr(found, part):
             known = [name for name in dir(found) if not name.startswith("_")]
-            raise UnknownNameError(f"attribute of {where}", part, known)
+            raise UnknownNameError("attribute", part, known, where=where)
         found = getattr(found, part)
     return found
 

@@ -35,7 +35,7 @@ def test_unknown_attribute_names_the_nearest(tmp_path):
 
 def test_build_that_returns_no_module(tmp_path):
     (tmp_path / "wrong.py").write_text("def build():\n    return 3\n")
-    with pytest.raises(UsageError, match="gives a int"):
+    with pytest.raises(UsageError, match="gives an object of type int"):
         load_model(str(tmp_path / "wrong.py"), weights=True)
 
 
@@ -101,3 +101,17 @@ def test_unknown_architecture(minilm, tmp_path):
     shutil.copy(minilm / "model.safetensors", tmp_path)
     with pytest.raises(UsageError, match="architecture 'NoSuchModel'"):
         load_model(str(tmp_path), weights=False)
+
+
+def test_unknown_model_type(minilm, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "nonesuch"}')
+    shutil.copy(minilm / "model.safetensors", tmp_path)
+    with pytest.raises(CheckpointError, match="cannot build the model of .*nonesuch") as caught:
+        load_model(str(tmp_path), weights=False)
+    assert caught.value.hint
+
+
+def test_pickle_checkpoint_is_said_to_be_one(tmp_path):
+    (tmp_path / "model.pt").write_bytes(b"PK")
+    with pytest.raises(UsageError, match=r"model\.pt is a file of a kind that is not read"):
+        load_model(str(tmp_path / "model.pt"), weights=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
+from qrole.dtypes import DType
 from qrole.emitters import linear_slots, walk_module
 from qrole.errors import FactoryError, NothingMatchedError, UnknownNameError
 from qrole.plans import Inventory, build_plan
 from qrole.plugins import Factory
-from qrole.quantizers import IdentityQuantizer
+from qrole.quantizers import IdentityQuantizer, MXFP8Quantizer
 from qrole.roles import DelayedScalingRequest
 from qrole.summary import summarize
 
@@ -77,3 +78,24 @@ def test_summary_counts_work_per_gemm_and_pair():
         ("high precision", 1, 8, 16)
     ]
     assert [(t.gemm, t.macs) for t in summary.gemms] == [("fprop", 8), ("dgrad", 8), ("wgrad", 8)]
+
+
+def test_factory_that_exits_does_not_end_the_process():
+    def factory(role):
+        raise SystemExit(9)
+
+    inventory = walk_module(nn.Linear(4, 4), "m")
+    with pytest.raises(FactoryError, match="raised SystemExit for slot"):
+        build_plan(inventory, Factory.of(factory))
+
+
+def test_wrong_option_is_named_with_the_users_line():
+    def factory(role):
+        return MXFP8Quantizer(DType.kFloat4E2M1)
+
+    inventory = walk_module(nn.Linear(4, 4), "m")
+    with pytest.raises(FactoryError, match="raised ConfigError for slot") as caught:
+        build_plan(inventory, Factory.of(factory))
+    assert caught.value.hint == "pass one of the two FP8 types"
+    assert "return MXFP8Quantizer(DType.kFloat4E2M1)" in caught.value.traceback
+    assert "mxfp8.py" not in caught.value.traceback

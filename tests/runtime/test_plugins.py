@@ -89,12 +89,12 @@ def test_import_error_inside_the_users_module_is_not_swallowed(package):
 
 
 def test_attribute_that_does_not_exist(package):
-    with pytest.raises(UnknownNameError, match=r"attribute of userpkg\.mod 'fm'"):
+    with pytest.raises(UnknownNameError, match=r"attribute 'fm' in userpkg\.mod"):
         load_factory("userpkg.mod:fm")
 
 
 def test_object_that_cannot_be_called(package):
-    with pytest.raises(UsageError, match="not_callable is a int, not a factory"):
+    with pytest.raises(UsageError, match="not_callable is no factory but an object of type int"):
         load_factory("userpkg.mod:not_callable")
 
 
@@ -111,3 +111,11 @@ def test_identity_of_partials_and_callable_objects():
     assert Factory.of(functools.partial(closure, kind=1)).qualname.endswith("closure")
     assert Factory.of(Answers()).qualname.endswith("Answers")
     assert Factory.of(Answers()).file == __file__
+
+
+def test_file_without_a_function_names_those_it_has(package):
+    path = package / "userpkg" / "mod.py"
+    with pytest.raises(UsageError, match="is a file, and no function in it is named") as caught:
+        load_factory(str(path))
+    assert caught.value.expected == f"{path}:fn"
+    assert caught.value.hint == "name one of fn, Holder"

@@ -109,7 +109,7 @@ def _what_was_raised(failure: QroleError) -> str:
     cause = failure.__cause__
     if cause is None:
         return f"{type(failure).__name__}: {failure.given}"
-    return f"{type(cause).__name__}: {cause}"
+    return f"{type(cause).__name__}: {cause.given if isinstance(cause, QroleError) else cause}"
 
 
 def _last_frame(failure: QroleError) -> tuple[str | None, int | None]:

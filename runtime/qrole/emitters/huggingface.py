@@ -85,12 +85,20 @@ def build_from_directory(
         return _load_weights(cls, directory, trust_remote_code)
     import torch
 
-    parsed = transformers.AutoConfig.from_pretrained(
-        directory, trust_remote_code=trust_remote_code, local_files_only=True
-    )
-    build = getattr(cls, "_from_config", None) or cls.from_config
-    with torch.device("meta"):
-        module: nn.Module = build(parsed)
+    try:
+        parsed = transformers.AutoConfig.from_pretrained(
+            directory, trust_remote_code=trust_remote_code, local_files_only=True
+        )
+        build = getattr(cls, "_from_config", None) or cls.from_config
+        with torch.device("meta"):
+            module: nn.Module = build(parsed)
+    except Exception as error:
+        raise CheckpointError(
+            f"transformers cannot build the model of {directory}/config.json: "
+            f"{str(error).splitlines()[0]}",
+            expected=f"a config.json of a model that transformers {transformers.__version__} has",
+            hint="check the file, or install a transformers release that has the model",
+        ) from error
     module.tie_weights()  # type: ignore[operator]
     return module.eval()
 
