@@ -54,6 +54,14 @@ class _Splat(ir.Constant):  # type: ignore[misc]
         return f"splat ({self._scalar.type} {self._scalar.get_reference()})"
 
 
+def intrinsic(
+    builder: ir.IRBuilder, name: str, result: ir.Type, parameters: Sequence[ir.Type]
+) -> ir.Function:
+    """LLVM's built-in function of this name, declared once per module."""
+    known = builder.module.globals.get(name)
+    return known or ir.Function(builder.module, ir.FunctionType(result, parameters), name)
+
+
 class Value:
     """A scalar or a vector; Python numbers beside it become constants of its type."""
 
@@ -144,10 +152,6 @@ class Value:
         """Lane-wise equality (`==` stays Python's, so that values can be put in sets)."""
         return self._compare("==", other)
 
-    def below(self, other: Value | float) -> Value:
-        """Unsigned integer comparison `<`."""
-        return Value(self.builder, self.builder.icmp_unsigned("<", self.ir, self._operand(other)))
-
     def as_type(self, kind: ir.Type) -> Value:
         """The same bits read as another type of the same size."""
         return Value(self.builder, self.builder.bitcast(self.ir, kind))
@@ -200,28 +204,12 @@ class Value:
         """One lane as a scalar."""
         return Value(self.builder, self.builder.extract_element(self.ir, I32(index)))
 
-    def _intrinsic(self, name: str, result: ir.Type, *others: Value | float) -> Value:
-        module = self.builder.module
-        arguments = [self.ir, *(self._operand(other) for other in others)]
-        function = module.globals.get(name)
-        if function is None:
-            kind = ir.FunctionType(result, [argument.type for argument in arguments])
-            function = ir.Function(module, kind, name)
-        return Value(self.builder, self.builder.call(function, arguments))
-
-    def _suffix(self) -> str:
-        element = _element(self.type)
-        name = "f32" if element == F32 else f"i{element.width}"
-        return f"v{self.count}{name}" if isinstance(self.type, ir.VectorType) else name
-
-    def minus_down_to_zero(self, other: Value | float) -> Value:
-        """Unsigned subtraction that stops at zero."""
-        return self._intrinsic(f"llvm.usub.sat.{self._suffix()}", self.type, other)
-
     def largest_lane(self) -> Value:
         """The largest lane of a vector of integers."""
-        name = f"llvm.vector.reduce.smax.{self._suffix()}"
-        return self._intrinsic(name, self.type.element)
+        element = self.type.element
+        name = f"llvm.vector.reduce.smax.v{self.count}i{element.width}"
+        function = intrinsic(self.builder, name, element, [self.type])
+        return Value(self.builder, self.builder.call(function, [self.ir]))
 
     def any(self) -> Value:
         """Whether a comparison holds in any of its lanes."""
@@ -285,12 +273,10 @@ class Pointer:
 
     def prefetch(self) -> None:
         """Asks for the cache line at this address, which need not be valid, to be read soon."""
-        module, arguments = self.builder.module, [self.ir, I32(0), I32(3), I32(1)]
-        function = module.globals.get("llvm.prefetch.p0")
-        if function is None:
-            kind = ir.FunctionType(ir.VoidType(), [PTR, I32, I32, I32])
-            function = ir.Function(module, kind, "llvm.prefetch.p0")
-        self.builder.call(function, arguments)
+        kinds = [PTR, I32, I32, I32]
+        function = intrinsic(self.builder, "llvm.prefetch.p0", ir.VoidType(), kinds)
+        # To be read, wanted in every cache level, data.
+        self.builder.call(function, [self.ir, I32(0), I32(3), I32(1)])
 
     def store(self, value: Value) -> None:
         """Writes one value; any alignment."""
