@@ -7,8 +7,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -30,14 +30,18 @@ from rich.text import Text
 __all__ = [
     "Column",
     "OutputFormat",
+    "data_on_stdout",
     "err",
     "finish",
     "note",
     "out",
+    "paragraph",
     "progress",
     "shorten",
+    "shorten_all",
     "show",
     "warn",
+    "write",
 ]
 
 _NARROW = 80
@@ -61,6 +65,25 @@ class _Settings:
 
 
 settings = _Settings()
+
+
+@contextmanager
+def data_on_stdout() -> Iterator[None]:
+    """Keeps stdout for data while a command runs: what the user's own code prints goes to stderr.
+
+    A model file that says hello when it is imported would make JSON unreadable.
+    """
+    out.file = sys.stdout
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        out.file = None  # type: ignore[assignment]  # rich: whatever sys.stdout is by then
+
+
+def write(text: str) -> None:
+    """Writes data on stdout as it is."""
+    out.file.write(text)
 
 
 class OutputFormat(StrEnum):
@@ -112,11 +135,11 @@ def show(
         wide: Drop no column of a table, however narrow the terminal.
     """
     if output is OutputFormat.JSON:
-        sys.stdout.write(json.dumps(payload, indent=2, sort_keys=True, allow_nan=False) + "\n")
+        write(json.dumps(payload, indent=2, sort_keys=True, allow_nan=False) + "\n")
     elif output is OutputFormat.CSV:
-        sys.stdout.write(_csv(columns, rows))
+        write(_csv(columns, rows))
     elif output is OutputFormat.MARKDOWN:
-        sys.stdout.write(_markdown(columns, rows))
+        write(_markdown(columns, rows))
     else:
         if title:
             out.print(Text(title, style="bold"))
@@ -157,10 +180,8 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
         if column.path and spare > 0:
             cut = min(spare, max(width - 16, 0))
             width, spare = width - cut, spare - cut
-            rows = [
-                [*row[:i], shorten(row[i], width) if len(row[i]) > width else row[i], *row[i + 1 :]]
-                for row in rows
-            ]
+            short = shorten_all([row[i] for row in rows], width)
+            rows = [[*row[:i], path, *row[i + 1 :]] for row, path in zip(rows, short, strict=True)]
         table.add_column(
             column.name,
             justify="right" if column.right else "left",
@@ -174,17 +195,30 @@ def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def shorten(path: str, width: int) -> str:
+def shorten_all(paths: Sequence[str], width: int) -> list[str]:
+    """Each path in at most `width` characters; those that would look alike show what differs."""
+    alike: dict[str, set[str]] = {}
+    for path in paths:
+        alike.setdefault(shorten(path, width), set()).add(path)
+    return [shorten(path, width, alike[shorten(path, width)]) for path in paths]
+
+
+def shorten(path: str, width: int, apart_from: Collection[str] = ()) -> str:
     """A dotted path in at most `width` characters: numbers and the last name stay.
 
-    `encoder.layer.3.attention.output.dense` in 28 is `….3.attention.output.dense`.
+    `encoder.layer.3.attention.output.dense` in 28 is `….3.attention.output.dense`. Before the rest,
+    the names stay in which it differs from the paths `apart_from`.
     """
+    if len(path) <= width:
+        return path
     parts = path.split(".")
     numbers = [i for i, part in enumerate(parts) if part.isdigit() or "-" in part]
+    others = [other.split(".") for other in apart_from]
+    differs = [i for i, part in enumerate(parts) if any(part not in other for other in others)]
     last = len(parts) - 1
     rest = [i for i in range(last - 1, -1, -1) if i not in numbers]
     kept: list[int] = []
-    for i in dict.fromkeys([last, *numbers, *rest]):
+    for i in dict.fromkeys([last, *differs, *numbers, *rest]):
         if len(_joined(parts, [*kept, i])) <= width:
             kept.append(i)
     if last in kept:
@@ -216,6 +250,14 @@ def _markdown(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> str:
 
     rule = line(["--:" if column.right else "---" for column in columns])
     return line([column.name for column in columns]) + rule + "".join(line(row) for row in rows)
+
+
+def paragraph(text: Text | str, *, indent: int) -> None:
+    """Prints text on stdout, each of its lines indented by so many columns."""
+    whole = text if isinstance(text, Text) else Text(text)
+    for line in whole.wrap(out, max(out.width - indent, 20)):
+        line.rstrip()
+        out.print(Text(" " * indent).append_text(line), soft_wrap=True)
 
 
 def note(text: str) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.text import Text
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 import qrole_cli.commands
 from qrole.errors import FactoryError, QroleError, UserCodeError
@@ -33,6 +33,14 @@ class _Group(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         rank = {name: i for i, name in enumerate(self._order)}
         return sorted(super().list_commands(ctx), key=lambda name: rank.get(name, len(rank)))
+
+
+class _Command(TyperCommand):
+    """Leaves stdout to the command's data."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with console.data_on_stdout():
+            return super().invoke(ctx)
 
 
 app = typer.Typer(
@@ -85,6 +93,8 @@ def root(
 def _register() -> None:
     for module in pkgutil.iter_modules(qrole_cli.commands.__path__):
         importlib.import_module(f"qrole_cli.commands.{module.name}").register(app)
+    for command in app.registered_commands:
+        command.cls = _Command
 
 
 def run(arguments: list[str] | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ import typer
 from rich.text import Text
 
 from qrole_cli import console
-from qrole_cli.console import Column, OutputFormat, finish, note, show
+from qrole_cli.console import Column, OutputFormat, finish, note, paragraph, show
 from qrole_cli.options import JsonOption, ModelArgument, RemoteCodeOption, complete_factory
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Find what is wrong with a plan before a GPU is booked; exit 1 for errors and warnings.
 
-        Settings are also read from [tool.qrole] of the nearest pyproject.toml.
+        Settings are also read from the table tool.qrole of the nearest pyproject.toml.
 
         Example: qrole audit sample_models/mlp.py --factory nvfp4 --target sm_100
         """
@@ -161,9 +160,9 @@ def _print(report: AuditReport, output: AuditFormat) -> None:
     if output is AuditFormat.TABLE:
         _print_groups(report)
     elif output is AuditFormat.GITHUB:
-        sys.stdout.write("".join(f"{line}\n" for line in github_annotations(report)))
+        console.write("".join(f"{line}\n" for line in github_annotations(report)))
     elif output is AuditFormat.SARIF:
-        sys.stdout.write(json.dumps(sarif_log(report), indent=2) + "\n")
+        console.write(json.dumps(sarif_log(report), indent=2) + "\n")
     else:
         rows = [
             [f.code.name, str(f.code.severity), f.hit.where, f.hit.message, f.hit.to_do]
@@ -208,14 +207,15 @@ def _print_groups(report: AuditReport) -> None:
 def _print_group(group: FindingGroup) -> None:
     out = console.out
     for path, count in group.places[:_PLACES]:
-        out.print(Text(f"  {path}{f' ({count})' if count > 1 else ''}", style="cyan"))
+        times = f" ({count})" if count > 1 else ""
+        out.print(Text(f"  {path}{times}", style="cyan"), soft_wrap=True)
     if len(group.places) > _PLACES:
         out.print(Text(f"  and {len(group.places) - _PLACES} more places", style="cyan"))
-    out.print(Text(f"    {group.hit.message}"))
+    paragraph(group.hit.message, indent=4)
     if group.hit.file and not any(path.startswith(group.hit.file) for path, _ in group.places):
         line = f":{group.hit.line}" if group.hit.line else ""
-        out.print(Text(f"    decided at {group.hit.file}{line}", style="dim"))
-    out.print(Text.assemble(("    to do: ", "bold"), group.hit.to_do))
+        out.print(Text(f"    decided at {group.hit.file}{line}", style="dim"), soft_wrap=True)
+    paragraph(Text.assemble(("to do: ", "bold"), group.hit.to_do), indent=4)
 
 
 def _outcome(report: AuditReport, ignored: int) -> str:

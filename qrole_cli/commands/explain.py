@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -53,7 +52,7 @@ def register(app: typer.Typer) -> None:
         from qrole.auditing import codes, documentation, find_code
 
         if whole:
-            sys.stdout.write(documentation())
+            console.write(documentation())
             return
         found = [find_code(code)] if code else list(codes().values())
         chosen = chosen_format(output, as_json)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -50,7 +49,7 @@ def register(app: typer.Typer) -> None:
         )
         if as_json:
             payload = {"schema": "qrole.why/1", "slots": [_payload(r) for r in reasons]}
-            sys.stdout.write(json.dumps(payload, indent=2, sort_keys=True) + "\n")
+            console.write(json.dumps(payload, indent=2, sort_keys=True) + "\n")
             return
         for i, reason in enumerate(reasons):
             if i:
@@ -62,7 +61,7 @@ def _print(reason: Reason) -> None:
     out = console.out
     decision = reason.decision
     slot = decision.slot
-    out.print(Text.assemble((slot.id, "bold cyan"), f"  role {slot.role}"))
+    out.print(Text.assemble((slot.id, "bold cyan"), f"  role {slot.role}"), soft_wrap=True)
     if decision.error:
         out.print(Text.assemble(("  no answer: ", "bold red"), decision.error))
     else:
@@ -88,10 +87,10 @@ def _print_origin(reason: Reason) -> None:
     origin = reason.decision.origin
     if origin is None:
         return
-    out.print(Text.assemble(("  decided by ", "bold"), str(origin)))
-    out.print(Text(f"    {origin.text}"))
+    out.print(Text.assemble(("  decided by ", "bold"), str(origin)), soft_wrap=True)
+    console.paragraph(origin.text, indent=4)
     for line, condition, outcome in origin.conditions:
-        out.print(Text(f"    line {line}: {condition} was {str(outcome).lower()}"))
+        console.paragraph(f"line {line}: {condition} was {str(outcome).lower()}", indent=4)
 
 
 def _payload(reason: Reason) -> dict[str, Any]:

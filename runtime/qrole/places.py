@@ -29,9 +29,10 @@ def summarize_places(paths: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def _join(parent: str, lasts: list[str]) -> str:
-    if lasts == [""]:
+    names = list(dict.fromkeys(lasts))
+    if names == [""]:
         return parent
-    return f"{parent}.{lasts[0] if len(lasts) == 1 else _braces(lasts)}"
+    return f"{parent}.{names[0] if len(names) == 1 else _braces(names)}"
 
 
 def _braces(names: list[str]) -> str:

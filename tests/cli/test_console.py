@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qrole_cli import console
-from qrole_cli.console import Column, OutputFormat, shorten, show
+from qrole_cli.console import Column, OutputFormat, shorten, shorten_all, show
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,15 @@ from qrole_cli.console import Column, OutputFormat, shorten, show
 )
 def test_numbers_and_the_last_name_stay(path, width, expected):
     assert shorten(path, width) == expected
+
+
+def test_paths_that_would_look_alike_show_what_differs():
+    paths = [f"model.{side}.layers.0-3.self_attn.k_proj" for side in ("encoder", "decoder")]
+    assert shorten_all(paths, 29) == [
+        "….encoder.layers.0-3.….k_proj",
+        "….decoder.layers.0-3.….k_proj",
+    ]
+    assert shorten_all(paths[:1], 29) == ["….layers.0-3.self_attn.k_proj"]
 
 
 @given(
@@ -53,6 +62,12 @@ def test_wide_keeps_every_column(capsys, monkeypatch):
     monkeypatch.setattr(console.out, "width", 60)
     show(_COLUMNS, _ROWS, {}, OutputFormat.TABLE, wide=True)
     assert "xxx" in capsys.readouterr().out
+
+
+def test_paragraph_keeps_its_indent(capsys, monkeypatch):
+    monkeypatch.setattr(console.out, "width", 30)
+    console.paragraph("one two three four five six seven", indent=4)
+    assert capsys.readouterr().out == "    one two three four five\n    six seven\n"
 
 
 def test_machine_formats(capsys):

@@ -165,3 +165,13 @@ def test_unknown_command_suggests(cli):
     result = cli("inspekt")
     assert result.code == 2
     assert "inspect" in result.err
+
+
+def test_what_the_users_file_prints_is_no_data(cli, tmp_path):
+    (tmp_path / "talks.py").write_text(
+        "from torch import nn\nprint('hello')\nmodel = nn.Linear(4, 4)\n"
+    )
+    result = cli("inspect", tmp_path / "talks.py", "--json")
+    assert json.loads(result.out)["schema"] == "qrole.inspect/1"
+    assert result.err.startswith("hello")
+    assert cli("inspect", "--help").out

@@ -106,7 +106,7 @@ def test_unknown_architecture(minilm, tmp_path):
 def test_unknown_model_type(minilm, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "nonesuch"}')
     shutil.copy(minilm / "model.safetensors", tmp_path)
-    with pytest.raises(CheckpointError, match="cannot build the model of .*nonesuch") as caught:
+    with pytest.raises(CheckpointError, match=r"cannot build the model of .*nonesuch") as caught:
         load_model(str(tmp_path), weights=False)
     assert caught.value.hint
 

@@ -12,6 +12,8 @@ from qrole.places import summarize_places
     [
         ([], []),
         (["fc"], [("fc", 1)]),
+        (["fc", "fc"], [("fc", 2)]),
+        (["a.q", "a.k", "a.k"], [("a.{q,k}", 3)]),
         (
             [f"l.{i}.m.{name}_proj" for i in range(3) for name in ("q", "k")],
             [("l.0-2.m.{q,k}_proj", 6)],
