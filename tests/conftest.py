@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,31 +77,38 @@ def minilm() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def _real_model(root: Path, name: str) -> Path:
-    found = root / ".models" / name
-    assert (found / "model.safetensors").is_file(), f"`make models` converts {name} to {found}"
-    return found
+def _real_model(root: Path, module: str) -> Path:
+    model = import_module(f"tests.models.{module}").MODEL
+    missing = model.missing(root / ".models")
+    assert not missing, f"{model.folder} lacks {', '.join(missing)}: run `make models`"
+    return root / ".models" / model.folder
 
 
 @pytest.fixture(scope="session")
 def smollm2(root: Path) -> Path:
     """SmolLM2-135M-Instruct, bf16, tied head; for tests marked slow."""
-    return _real_model(root, "smollm2-135m-instruct")
+    return _real_model(root, "smollm2")
 
 
 @pytest.fixture(scope="session")
 def dinov2(root: Path) -> Path:
     """DINOv2 small, fp32; for tests marked slow."""
-    return _real_model(root, "dinov2-small")
+    return _real_model(root, "dinov2")
 
 
 @pytest.fixture(scope="session")
 def whisper(root: Path) -> Path:
     """Whisper tiny.en, fp16; for tests marked slow."""
-    return _real_model(root, "whisper-tiny.en")
+    return _real_model(root, "whisper")
 
 
 @pytest.fixture(scope="session")
 def efficientnet(root: Path) -> Path:
     """EfficientNet-Lite0, a convolutional network without a config; for tests marked slow."""
-    return _real_model(root, "efficientnet-lite0")
+    return _real_model(root, "efficientnet")
+
+
+@pytest.fixture(scope="session")
+def moe(root: Path) -> Path:
+    """A tiny trained Mixtral over bytes, fp32; for tests marked slow."""
+    return _real_model(root, "moe")
