@@ -1,5 +1,6 @@
 """Choosing formats per layer under a budget."""
 
-from qrole.searching.search import Budget, Point, SearchResult, search
+from qrole.searching.result import Budget, Point, SearchResult
+from qrole.searching.search import search
 
 __all__ = ["Budget", "Point", "SearchResult", "search"]

@@ -1,4 +1,4 @@
-"""Few patterns for a set of module paths, as rules files write them: globs, or `re:` expressions."""
+"""Few patterns for a set of module paths as rules files write them: globs or expressions."""
 
 from __future__ import annotations
 
