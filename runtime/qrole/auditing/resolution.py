@@ -1,6 +1,6 @@
 """How engines read a quantization_config: which scheme each module gets from its name.
 
-Facts of `spec/checkpoint_formats.md` sections 1.3, 1.9, 2 and 3. Engines differ in what a string
+Facts: `docs/checkpoints.md`, for the releases named there. Engines differ in what a string
 matches, in the order in which names, fused layers and classes are tried, and in who wins a tie.
 """
 

@@ -1,6 +1,6 @@
 """Which serving engine loads which layout and scheme: a table, and the verdicts it gives.
 
-Facts: `spec/checkpoint_formats.md` section 4, for vLLM 0.33, SGLang 0.5.23, TensorRT-LLM main and
+Facts: read in and tried with vLLM 0.33, SGLang 0.5.23, TensorRT-LLM main and
 transformers 5.24 with compressed-tensors 0.20.1.
 """
 

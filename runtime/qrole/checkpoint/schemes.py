@@ -1,7 +1,7 @@
 """How serving engines store a linear layer, and how a plan's answers map to that.
 
 A scheme is an encoding of the weight and a rule for the activations. Facts:
-`spec/checkpoint_formats.md` sections 1.1, 1.2 and 2.
+`docs/checkpoints.md`.
 """
 
 from __future__ import annotations

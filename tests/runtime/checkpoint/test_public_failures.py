@@ -1,6 +1,6 @@
 """Kinds of failures that others' quantized checkpoints had, each impossible here or refused.
 
-The numbers are those of `spec/public_failures.md`. Kinds that only an engine can show (19) are in
+Numbers name the kinds of public failure. Kinds that only an engine can show (19) are in
 the acceptance tests; spoilt files (29 among them) are in the tests of verification.
 """
 

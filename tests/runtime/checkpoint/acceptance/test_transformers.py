@@ -201,7 +201,7 @@ MOE = {
     "high_precision_experts": (by_name({"experts": IdentityQuantizer}, fp8), CHANNEL),
 }
 
-# spec/checkpoint_formats.md 1.6 and 5.4: transformers 5.24 with compressed-tensors 0.20.1.
+# Limits of transformers 5.24 with compressed-tensors 0.20.1.
 MOE_LIMITS = {
     "nvfp4": "experts are decoded without weight_global_scale",
     "nvfp4_a16": "experts are decoded without weight_global_scale",
