@@ -1,4 +1,4 @@
-"""The per-tensor numbers of a checkpoint, in fp32 by plain Python; the formulas are in `docs/numerics.md`.
+"""The per-tensor numbers of a checkpoint, in fp32 by plain Python; see `docs/numerics.md`.
 
 A product or quotient of two fp32 numbers taken in double and rounded once more to fp32 is the
 correctly rounded fp32 result, so no array library is needed here.
