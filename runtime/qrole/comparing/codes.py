@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.functional import pad
 
+from qrole.comparing.difference import is_compiled, pieces
+
 if TYPE_CHECKING:
     from qrole.quantizers.base import OperandFormat
     from qrole.quantizers.tensor import Representation
@@ -19,10 +21,12 @@ _E2M1_MAX = 6.0
 
 def nonzero_codes(codes: torch.Tensor, element: str) -> int:
     """Number of codes that are neither +0 nor -0; two to a byte for E2M1."""
-    if element == "e2m1":
-        low, high = codes & 0x07, codes & 0x70
-        return int(torch.count_nonzero(low)) + int(torch.count_nonzero(high))
-    return int(torch.count_nonzero(codes & 0x7F))
+    masks = (0x07, 0x70) if element == "e2m1" else (0x7F,)
+    return sum(
+        int(torch.count_nonzero(piece & mask))
+        for piece in pieces(codes.contiguous().view(-1))
+        for mask in masks
+    )
 
 
 def scale_values(data: Representation, form: OperandFormat) -> torch.Tensor | None:
@@ -56,13 +60,20 @@ def saturated(x_MK: torch.Tensor, data: Representation, form: OperandFormat) -> 
         return 0
     limits = _LARGEST[form.element] * scales
     if form.block is None:
-        return int(torch.count_nonzero(x_MK.abs() > limits))
+        flat = x_MK.contiguous().view(-1)
+        return sum(int((p.float().abs() > limits).sum()) for p in pieces(flat))
     transposed = form.block[0] > form.block[1] or data.data.shape[0] != x_MK.shape[0]
     return _beyond_blocks(x_MK.t() if transposed else x_MK, limits, max(form.block))
 
 
 def _beyond_blocks(x_RC: torch.Tensor, limits: torch.Tensor, block: int) -> int:
     """Elements above the limit of their block of `block` columns; limits (R, ceil(C / block))."""
-    padded = pad(x_RC, (0, -x_RC.shape[1] % block))
-    blocks = padded.reshape(x_RC.shape[0], -1, block).abs()
-    return int(torch.count_nonzero(blocks > limits.unsqueeze(-1)))
+    missing = -x_RC.shape[1] % block
+    padded = pad(x_RC, (0, missing)) if missing else x_RC
+    x, limits = padded.float().contiguous(), limits.contiguous()
+    if is_compiled(x):
+        from qrole_kernels.cpu.beyond import host_beyond
+
+        return host_beyond(x.data_ptr(), limits.data_ptr(), limits.numel(), block)
+    blocks = x.view(*limits.shape, block)
+    return int((blocks.abs() > limits.unsqueeze(-1)).sum())

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from qrole.api import as_factory
 from qrole.comparing.baseline import spread_over_seeds
 from qrole.comparing.candidate import Candidate
 from qrole.comparing.data import Data, DataOptions, load_data
@@ -24,7 +23,7 @@ from qrole.errors import NothingMatchedError, UnknownNameError, UsageError
 from qrole.execute import PlanState, WeightCache, layers_of
 from qrole.loading import LoadedModel, load_model
 from qrole.plans import Inventory, Plan, build_plan
-from qrole.plugins import Factory
+from qrole.plugins import Factory, load_factory
 from qrole.quantizers import IdentityQuantizer
 
 __all__ = ["compare", "named_dtype"]
@@ -77,7 +76,7 @@ def compare(
     if dtype is not None:
         module.to(dtype)
     inventory = walk(loaded, EmitOptions())
-    base = build_plan(inventory, as_factory(reference or _identity))
+    base = build_plan(inventory, _as_factory(reference or _identity))
     plans = [_candidate_plan(inventory, factory, only) for factory in _listed(factories)]
     comparison = _Comparison(
         loaded,
@@ -122,6 +121,12 @@ def _identity(role: object) -> IdentityQuantizer:
     return IdentityQuantizer()
 
 
+def _as_factory(factory: FactoryLike) -> Factory:
+    if isinstance(factory, Factory):
+        return factory
+    return load_factory(factory) if isinstance(factory, str) else Factory.of(factory)
+
+
 def _listed(factories: FactoryLike | Sequence[FactoryLike]) -> Sequence[FactoryLike]:
     if isinstance(factories, (str, Factory)) or callable(factories):
         return [factories]
@@ -143,7 +148,7 @@ def _loaded(model: str | LoadedModel | nn.Module, trust_remote_code: bool) -> Lo
 
 
 def _candidate_plan(inventory: Inventory, factory: FactoryLike, only: Sequence[str]) -> Plan:
-    plan = build_plan(inventory, as_factory(factory))
+    plan = build_plan(inventory, _as_factory(factory))
     if only:
         plan = only_modules(plan, only)
     if not any(layer.quantized for layer in layers_of(plan)):

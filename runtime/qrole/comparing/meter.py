@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from qrole.comparing.codes import nonzero_codes, saturated, scale_values
+from qrole.comparing.difference import Difference
 from qrole.comparing.moments import ErrorMoments, Spread
 from qrole.execute import Layer, Observer
+from qrole.quantizers import HybridQuantizer
 from qrole.roles import Gemm, Slot, Usage
 
 if TYPE_CHECKING:
-    from qrole.quantizers.base import OperandFormat
+    from qrole.quantizers.base import OperandFormat, Quantizer
     from qrole.quantizers.tensor import QuantizedTensor, Representation
 
 __all__ = ["Meter", "RepresentationStats", "Tape", "all_finite"]
@@ -51,6 +53,16 @@ class RepresentationStats:
     bounded: int = 0
     scales: Spread = field(default_factory=Spread)
 
+    def merge(self, other: RepresentationStats) -> None:
+        """Adds a later tensor's statistics."""
+        self.error.merge(other.error)
+        self.amax = other.amax
+        self.smallest = min(self.smallest, other.smallest)
+        self.largest = max(self.largest, other.largest)
+        for name in ("coded", "nonzero", "nonzero_codes", "saturated", "bounded"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.scales.merge(other.scales)
+
     @property
     def dynamic_range(self) -> float | None:
         """log2(amax) - log2(smallest nonzero magnitude); None for tensors of zeros."""
@@ -78,6 +90,7 @@ class Meter(Observer):
         self.layers: dict[Layer, ErrorMoments] = defaultdict(ErrorMoments)
         self.rerouted: dict[Layer, int] = defaultdict(int)
         self.first_nonfinite = ""
+        self._last: tuple[object, dict[Usage, RepresentationStats]] = (None, {})
         self._tape: Tape = {}
         self._position: dict[tuple[Layer, int], int] = defaultdict(int)
 
@@ -90,19 +103,38 @@ class Meter(Observer):
         self, slot: Slot, copy: int, tensor: torch.Tensor, quantized: QuantizedTensor
     ) -> None:
         """Adds one quantized tensor to its slot."""
-        x_MK = tensor.detach().reshape(-1, tensor.shape[-1]).float()
-        for usage in Usage:
-            data, form = getattr(quantized, usage.value), quantized.format_of(usage)
-            if data is None or form.family == "high_precision" or not x_MK.numel():
-                continue
+        if not tensor.numel():
+            return
+        # Layers that read one input (queries, keys, values) are told of one and the same object.
+        if quantized is not self._last[0]:
+            self._last = quantized, self._measured(tensor, quantized)
+        for usage, found in self._last[1].items():
             stats = self.slots[(slot.id, usage)]
-            dequantized = quantized.dequantize(torch.float32, usage).reshape(x_MK.shape)
-            stats.error.add(x_MK, dequantized)
-            _add_range(stats, x_MK)
-            if form.family != "custom":
-                _add_codes(stats, x_MK, data, form)
+            stats.merge(found)
             if not math.isfinite(stats.error.error_sq):
                 self._blame(f"{slot.operand} of {slot.module or '.'}, {usage}")
+
+    def _measured(
+        self, tensor: torch.Tensor, quantized: QuantizedTensor
+    ) -> dict[Usage, RepresentationStats]:
+        x_MK = tensor.detach().reshape(-1, tensor.shape[-1])
+        found: dict[Usage, RepresentationStats] = {}
+        for usage in Usage:
+            data, form = getattr(quantized, usage.value), quantized.format_of(usage)
+            if data is None or form.family == "high_precision":
+                continue
+            if found and _same_values(quantized.quantizer):
+                found[usage] = found[Usage.ROWWISE]
+                continue
+            stats = RepresentationStats()
+            dequantized = quantized.dequantize(torch.float32, usage)
+            facts = stats.error.add(x_MK, dequantized.reshape(x_MK.shape))
+            stats.amax, stats.largest = facts.amax, facts.amax
+            stats.smallest = facts.smallest
+            if form.family != "custom":
+                _add_codes(stats, x_MK, facts, data, form)
+            found[usage] = stats
+        return found
 
     def product(
         self,
@@ -145,24 +177,30 @@ def all_finite(x: torch.Tensor) -> bool:
     return math.isfinite(torch.sum(x, dtype=torch.float32).item()) or bool(torch.isfinite(x).all())
 
 
-def _add_range(stats: RepresentationStats, x_MK: torch.Tensor) -> None:
-    magnitude = x_MK.abs()
-    stats.amax = magnitude.max().item()
-    stats.largest = max(stats.largest, stats.amax)
-    smallest = magnitude.masked_fill_(magnitude == 0, math.inf).min().item()
-    stats.smallest = min(stats.smallest, smallest)
+def _same_values(quantizer: Quantizer) -> bool:
+    """Whether row-wise and column-wise data are one quantization, stored twice."""
+    form = quantizer.rowwise_format
+    square = form.block is None or form.block[0] == form.block[1]
+    return (
+        square
+        and form == quantizer.columnwise_format
+        and form.family != "custom"
+        and not isinstance(quantizer, HybridQuantizer)
+    )
 
 
 def _add_codes(
-    stats: RepresentationStats, x_MK: torch.Tensor, data: Representation, form: OperandFormat
+    stats: RepresentationStats,
+    x_MK: torch.Tensor,
+    facts: Difference,
+    data: Representation,
+    form: OperandFormat,
 ) -> None:
-    stats.coded += x_MK.numel()
-    stats.nonzero += int(torch.count_nonzero(x_MK))
-    stats.nonzero_codes += nonzero_codes(data.data, form.element)
+    stats.coded, stats.nonzero = facts.numel, facts.nonzero
+    stats.nonzero_codes = nonzero_codes(data.data, form.element)
     beyond = saturated(x_MK, data, form)
     if beyond is not None:
-        stats.saturated += beyond
-        stats.bounded += x_MK.numel()
+        stats.saturated, stats.bounded = beyond, facts.numel
     scales = scale_values(data, form)
     if scales is not None:
         stats.scales.add(scales)

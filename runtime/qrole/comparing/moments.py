@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
+
+from qrole.comparing.difference import Difference, difference_of
 
 __all__ = ["ErrorMoments", "Spread"]
 
@@ -30,22 +32,18 @@ class ErrorMoments:
     max_abs_err: float = 0.0
     nonfinite: int = 0
 
-    def add(self, reference: torch.Tensor, test: torch.Tensor) -> None:
-        """Adds a pair of tensors of equal shape, any floating dtype."""
-        reference, test = reference.detach().float(), test.detach().float()
-        error = test - reference
-        self.numel += error.numel()
-        if not error.numel():
-            return
-        self.reference_sq += _sum_sq(reference)
-        self.test_sq += _sum_sq(test)
-        error_sq = _sum_sq(error)
-        self.error_sq += error_sq
-        if math.isfinite(error_sq):
-            self.max_abs_err = max(self.max_abs_err, _amax(error))
-        else:
-            self.nonfinite += int((~torch.isfinite(test)).sum())
+    def add(self, reference: torch.Tensor, test: torch.Tensor) -> Difference:
+        """Adds a pair of tensors of equal shape, any floating dtype and strides."""
+        found = difference_of(reference.detach(), test.detach())
+        self.numel += found.numel
+        self.reference_sq += found.reference_sq
+        self.test_sq += found.test_sq
+        self.error_sq += found.error_sq
+        self.max_abs_err = max(self.max_abs_err, found.max_abs_err)
+        if not math.isfinite(found.error_sq):
             self.max_abs_err = math.inf
+            self.nonfinite += int((~torch.isfinite(test)).sum())
+        return found
 
     def merge(self, other: ErrorMoments) -> None:
         """Adds all elements of another."""
@@ -96,20 +94,23 @@ class Spread:
     count: int = 0
     total: float = 0.0
     total_sq: float = 0.0
-    low: float = field(default=math.inf)
+    low: float = math.inf
     high: float = 0.0
 
     def add(self, values: torch.Tensor) -> None:
-        """Adds the values of a tensor of any shape."""
-        values = values.detach().double().flatten()
-        values = values[values > 0]
-        if not values.numel():
-            return
-        self.count += values.numel()
-        self.total += float(values.sum())
-        self.total_sq += float(values.square().sum())
-        self.low = min(self.low, float(values.min()))
-        self.high = max(self.high, float(values.max()))
+        """Adds the values of an fp32 tensor of any shape."""
+        facts = difference_of(values, values)
+        self.count += facts.nonzero
+        self.total += torch.sum(values, dtype=torch.float64).item()
+        self.total_sq += facts.reference_sq
+        self.low, self.high = min(self.low, facts.smallest), max(self.high, facts.amax)
+
+    def merge(self, other: Spread) -> None:
+        """Adds all values of another."""
+        self.count += other.count
+        self.total += other.total
+        self.total_sq += other.total_sq
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
 
     @property
     def std(self) -> float | None:
@@ -118,13 +119,3 @@ class Spread:
             return None
         mean = self.total / self.count
         return math.sqrt(max(self.total_sq / self.count - mean * mean, 0.0))
-
-
-def _sum_sq(x: torch.Tensor) -> float:
-    flat = x.reshape(-1)
-    return float(torch.dot(flat, flat))
-
-
-def _amax(x: torch.Tensor) -> float:
-    low, high = torch.aminmax(x)
-    return max(-float(low), float(high))

@@ -21,6 +21,7 @@ from qrole.execute.products import Call, quantized_linear
 from qrole.execute.state import PlanState
 from qrole.execute.weights import WeightCache
 from qrole.plans import Plan
+from qrole.quantizers.base import Quantizer
 from qrole.quantizers.tensor import QuantizedTensor
 from qrole.roles import Gemm, Slot
 from qrole.state import register, update_delayed_scaling
@@ -74,6 +75,7 @@ class Execution:
         self._weights = weights
         self._layer_of = {d.slot.id: layer for layer in self.layers for d in layer.slots.values()}
         self._steps_pending = False
+        self._latest: tuple[Any, torch.Tensor, QuantizedTensor] | None = None
         self._unrecorded: Counter[tuple[str, int]] = Counter()
         self._seen: WeakKeyDictionary[QuantizedTensor, Seen] = WeakKeyDictionary()
 
@@ -106,8 +108,7 @@ class Execution:
         slot = call.layer.slots[operand].slot
         quantizer = self._state.quantizer(slot, call.copy)
         quantizer.set_usage(rowwise=rowwise, columnwise=columnwise)
-        generator = self._state.generator(slot, call.copy, x_MK.device)
-        made = quantizer.quantize(x_MK.detach(), generator=generator)
+        made = self._quantized(quantizer, slot, call.copy, x_MK)
         if operand == "grad_output" or not call.repeated:
             self.observer.operand(slot, call.copy, x_MK, made)
             self._unrecorded[(slot.id, call.copy)] += not call.differentiable
@@ -115,6 +116,27 @@ class Execution:
             # A reentrant checkpoint made the first pass without gradients, so row-wise only.
             self._unrecorded[(slot.id, call.copy)] -= 1
             self.observer.operand(slot, call.copy, x_MK, replace(made, rowwise=None))
+        return made
+
+    def _quantized(
+        self, quantizer: Quantizer, slot: Slot, copy: int, x_MK: torch.Tensor
+    ) -> QuantizedTensor:
+        """Quantizes, or finds what an equal quantizer just made of the same tensor.
+
+        Queries, keys and values read one input, and so do the halves of a gated MLP.
+        """
+        forms = (quantizer.rowwise_format, quantizer.columnwise_format)
+        repeatable = not any(f.delayed or f.stochastic_rounding for f in forms)
+        repeatable = repeatable and not x_MK.is_inference()  # Such tensors count no versions.
+        usages = (quantizer.rowwise_usage, quantizer.columnwise_usage)
+        version = x_MK._version if repeatable else 0
+        key = (x_MK.data_ptr(), version, x_MK.shape, x_MK.stride(), quantizer, usages)
+        if repeatable and self._latest is not None and self._latest[0] == key:
+            return self._latest[2]
+        generator = self._state.generator(slot, copy, x_MK.device)
+        made = quantizer.quantize(x_MK.detach(), generator=generator)
+        # Holding the tensor keeps its memory from being given to another one.
+        self._latest = (key, x_MK, made) if repeatable else None
         return made
 
     def quantize_weight(
@@ -156,6 +178,11 @@ class Execution:
             a, b = (a.t() if gemm is Gemm.WGRAD else a), (b.t() if gemm is Gemm.FPROP else b)
             flat = result.reshape(-1, result.shape[-1])
             self.observer.product(layer, gemm, copy, a, b, flat, bias)
+
+    def end(self) -> None:
+        """Lets go of what only a run that goes on needs."""
+        self.active = False
+        self._latest = None
 
     def begin_backward(self, layer: Layer) -> None:
         """Checks that the run goes on, and sees to delayed scaling when this pass is done.
@@ -274,7 +301,7 @@ def executing(
             yield run
     finally:
         ended.remove()
-        run.active = False
+        run.end()
 
 
 def _end_forward(state: PlanState) -> None:

@@ -42,7 +42,7 @@ class WeightCache:
         storage = view_NK.untyped_storage()
         place = (storage._cdata, view_NK.storage_offset(), view_NK.shape, view_NK.stride())
         key = (place, dtype, quantizer)
-        version = view_NK._version
+        version = 0 if view_NK.is_inference() else view_NK._version
         found = self._entries.get(key)
         if found is None or found[0] != version:
             made = quantize()
