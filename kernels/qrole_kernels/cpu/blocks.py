@@ -1,4 +1,4 @@
-"""Maxima of blocks; NaN is ignored (spec: section 0)."""
+"""Maxima of blocks; NaN is ignored."""
 
 from __future__ import annotations
 

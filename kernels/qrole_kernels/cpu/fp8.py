@@ -1,4 +1,4 @@
-"""FP8 with one fp32 scale per tensor or per row (spec: sections 1 and 2)."""
+"""FP8 with one fp32 scale per tensor or per row."""
 
 from __future__ import annotations
 

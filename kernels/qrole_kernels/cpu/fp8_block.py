@@ -1,4 +1,4 @@
-"""FP8 with one fp32 scale per 1x128 or 128x128 block (spec: section 3)."""
+"""FP8 with one fp32 scale per 1x128 or 128x128 block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The 16-point Hadamard transform of NVFP4's wgrad operands (spec: section 5)."""
+"""The 16-point Hadamard transform of NVFP4's wgrad operands."""
 
 from __future__ import annotations
 

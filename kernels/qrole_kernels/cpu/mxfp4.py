@@ -1,4 +1,4 @@
-"""MXFP4: E2M1 elements, one E8M0 scale per 32 of them, three scale rules (spec: section 6)."""
+"""MXFP4: E2M1 elements, one E8M0 scale per 32 of them, three scale rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MXFP8: one E8M0 scale per 32 elements or per 32x32 block (spec: section 4)."""
+"""MXFP8: one E8M0 scale per 32 elements or per 32x32 block."""
 
 from __future__ import annotations
 

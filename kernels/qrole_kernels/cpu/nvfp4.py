@@ -1,4 +1,4 @@
-"""NVFP4: E2M1 elements, one E4M3 scale per 16, an fp32 amax per tensor or row (spec: section 5)."""
+"""NVFP4: E2M1 elements, one E4M3 scale per 16, an fp32 amax per tensor or row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the NVFP4 kernels share: the scales, and the writing of blocks (spec: section 5)."""
+"""What the NVFP4 kernels share: the scales, and the writing of blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Casts from fp32 lanes to the element formats: nearest even, saturating (spec: section 0)."""
+"""Casts from fp32 lanes to the element formats: nearest even, saturating."""
 
 from __future__ import annotations
 

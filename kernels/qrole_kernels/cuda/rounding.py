@@ -197,7 +197,7 @@ def decode_e8m0(byte):
 
 @triton.jit
 def scale_of_amax(amax, MAX: tl.constexpr, POWER_OF_TWO: tl.constexpr, epsilon, value_for_inf):
-    """Per-tensor or per-block FP8 scale of fp32 ``amax``, numerics section 1."""
+    """Per-tensor or per-block FP8 scale of fp32 ``amax``."""
     amax = tl.where(amax < epsilon, epsilon, amax)
     usable = (amax > 0.0) & (amax < float("inf"))
     scale = tl.math.div_rn(MAX, tl.where(usable, amax, 1.0))
