@@ -108,13 +108,14 @@ def register(app: typer.Typer) -> None:
         """
         from qrole.api import search as find
 
+        nbytes = _parse_size(size) if size is not None else None
         _refuse_existing(output, force)
         with console.progress("measuring", unit="runs") as report:
             result = find(
                 model,
                 factory,
                 bits=bits,
-                nbytes=_parse_size(size) if size is not None else None,
+                nbytes=nbytes,
                 kl=kl,
                 data_free=data_free,
                 backward=backward,
@@ -138,7 +139,7 @@ def register(app: typer.Typer) -> None:
 def _parse_size(text: str) -> int:
     from qrole.errors import UsageError
 
-    match = re.fullmatch(r"([\d.]+)\s*([KMG]I?|)B?", text.strip().upper())
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]I?|)B?", text.strip().upper())
     if match is None:
         raise UsageError(
             f"--size is {text!r}", expected="a size such as 4GB, 900MiB or 123456", hint="fix it"
@@ -147,8 +148,14 @@ def _parse_size(text: str) -> int:
 
 
 def _refuse_existing(output: Path, force: bool) -> None:
-    from qrole.errors import OutputExistsError
+    from qrole.errors import CheckpointError, OutputExistsError
 
+    if not output.parent.is_dir():
+        raise CheckpointError(
+            f"{output} cannot be written: there is no folder {output.parent}",
+            expected="a writable path with space left",
+            hint="create the folder, or name another file with -o",
+        )
     if output.exists() and not force:
         raise OutputExistsError(
             f"{output} exists", expected="a new file", hint="name another with -o, or pass --force"

@@ -51,6 +51,14 @@ def test_missing_and_broken_files(cli, tmp_path):
     assert "is no JSON" in result.err
 
 
+@pytest.mark.parametrize("command", ["inspect", "audit", "compare"])
+def test_half_a_file(cli, tmp_path, command):
+    (tmp_path / "half.json").write_text(json.dumps({"schema": f"qrole.{command}/1"}))
+    result = cli("report", tmp_path / "half.json", "-o", tmp_path / "page.html")
+    assert result.code == 2
+    assert "half.json: something is missing or malformed: 'model'" in result.err
+
+
 @pytest.fixture(scope="module")
 def browser():
     """Headless Chromium of the system; no browser is downloaded."""

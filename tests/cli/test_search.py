@@ -146,3 +146,16 @@ def test_existing_rules_are_kept(cli, samples, tmp_path):
     (tmp_path / "r.toml").write_text("mine")
     assert _search(cli, samples, tmp_path / "r.toml", "--bits", "6").code == 2
     assert (tmp_path / "r.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("size", ["4XB", "1.2.3GB", "-1", ""])
+def test_size_that_is_none(cli, samples, tmp_path, size):
+    result = _search(cli, samples, tmp_path / "rules.toml", "--size", size)
+    assert result.code == 2
+    assert f"error: --size is {size!r}" in result.err
+
+
+def test_folder_that_is_missing_is_said_before_anything_is_measured(cli, samples, tmp_path):
+    result = _search(cli, samples, tmp_path / "no" / "rules.toml", "--bits", "6.5")
+    assert result.code == 4
+    assert "there is no folder" in result.err

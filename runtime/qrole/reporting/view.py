@@ -97,6 +97,7 @@ def build_view(payloads: Iterable[tuple[str, Any]]) -> View:
         NothingMatchedError: There is nothing to show.
     """
     found: dict[str, dict[str, Any]] = {}
+    names: list[str] = []
     for name, payload in payloads:
         command = _command(name, payload)
         if command in found:
@@ -106,17 +107,29 @@ def build_view(payloads: Iterable[tuple[str, Any]]) -> View:
                 hint="make one report per comparison; several factories go into one compare",
             )
         found[command] = payload
+        names.append(name)
     if not found:
         raise NothingMatchedError(
             "no file was given",
             expected="JSON of qrole inspect, audit or compare",
             hint="write one with `qrole compare … --json > compare.json`",
         )
+    try:
+        return _view(found)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{', '.join(names)}: something is missing or malformed: {error}",
+            expected="whole files, as `qrole inspect|audit|compare --json` printed them",
+            hint="write them again with this version",
+        ) from error
+
+
+def _view(found: dict[str, dict[str, Any]]) -> View:
     compare, inspect = found.get("compare", {}), found.get("inspect", {})
     audit = found.get("audit", {})
     candidates = compare.get("candidates", [])
     return View(
-        title=str(next(p["model"] for p in found.values() if p.get("model"))),
+        title=str(next(iter(found.values()))["model"]),
         facts=_facts(compare, inspect, audit),
         candidates=[str(c["factory"]) for c in candidates],
         cells=[_cells(c) for c in candidates],
