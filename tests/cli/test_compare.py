@@ -1,0 +1,96 @@
+"""`qrole compare` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Cli = Callable[..., Any]
+
+
+def _budgets(tmp_path: Path, line: str) -> Path:
+    path = tmp_path / "budgets.toml"
+    path.write_text(f"[budgets]\n{line}\n")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def outside_github(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+
+
+def test_kept_and_broken_budgets(cli: Cli, samples: Path, tmp_path: Path) -> None:
+    model = samples / "mlp.py"
+    kept = cli(
+        "compare", model, "-f", "mxfp8", "--budgets", _budgets(tmp_path, 'layer = "cosine > 0.9"')
+    )
+    assert kept.code == 0
+    assert kept.err.strip().splitlines()[-1].startswith("PASSED 1 limits kept")
+    broken = cli(
+        "compare", model, "-f", "mxfp8", "--budgets", _budgets(tmp_path, 'logits = "kl <= 0"')
+    )
+    assert broken.code == 1
+    assert broken.err.strip().splitlines()[-1].startswith("FAILED 1 limits broken")
+
+
+def test_nothing_matched_is_exit_5(cli: Cli, samples: Path, tmp_path: Path) -> None:
+    model = samples / "mlp.py"
+    assert cli("compare", model, "-f", "high_precision").code == 5
+    assert cli("compare", model, "-f", "mxfp8", "--only", "nowhere.*").code == 5
+    budgets = _budgets(tmp_path, 'dpa = "mse < 1"')
+    assert cli("compare", model, "-f", "mxfp8", "--budgets", budgets).code == 5
+
+
+def test_json_is_versioned_and_holds_the_gate(cli: Cli, samples: Path) -> None:
+    result = cli("compare", samples / "mlp.py", "-f", "nvfp4", "--json")
+    payload = json.loads(result.out)
+    assert payload["schema"] == "qrole.compare/1"
+    assert payload["gate"] == {"judged": [], "passed": None, "violations": []}
+    assert {g["gemm"] for g in payload["candidates"][0]["gemms"]} == {"fprop", "dgrad", "wgrad"}
+
+
+def test_what_if_and_training_are_tables(cli: Cli, samples: Path) -> None:
+    result = cli(
+        "compare", samples / "mlp.py", "-f", "mxfp8", "-f", "nvfp4",
+        "--one-at-a-time", "gemm", "--steps", "2",
+    )  # fmt: skip
+    assert result.code == 0
+    for word in ("nvfp4: one group at a time", "wgrad", "training", "never"):
+        assert word in result.out
+
+
+def test_saved_reports_are_baselines(cli: Cli, samples: Path, tmp_path: Path) -> None:
+    saved, junit = tmp_path / "report.json", tmp_path / "junit.xml"
+    assert cli("compare", samples / "mlp.py", "-f", "mxfp8", "--save", saved).code == 0
+    again = cli("compare", samples / "mlp.py", "-f", "mxfp8", "--baseline", saved, "--junit", junit)
+    assert again.code == 0
+    assert "PASSED 1 limits kept" in again.err
+    assert junit.read_text().startswith("<?xml")
+
+
+def test_github_is_told(
+    cli: Cli, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "summary.md"))
+    budgets = _budgets(tmp_path, 'logits = "kl <= 0"')
+    result = cli("compare", samples / "mlp.py", "-f", "mxfp8", "--budgets", budgets, "--github")
+    assert result.code == 1
+    assert "::error title=qrole compare::" in result.err
+    assert (tmp_path / "summary.md").read_text().startswith("### qrole compare: failed")
+
+
+def test_real_sentences_through_the_models_tokenizer(
+    cli: Cli, minilm: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "sentences.txt"
+    text.write_text("A heavy frost had settled over the valley.\nInterest rates rose last month.\n")
+    result = cli("compare", minilm, "-f", "mxfp8", "--data", text, "--forward-only", "--json")
+    payload = json.loads(result.out)
+    (candidate,) = payload["candidates"]
+    assert (payload["data"]["samples"], len(candidate["layers"])) == (2, 37)
+    assert candidate["model"]["cosine"] > 0.99
+    assert candidate["parameters"] == []
