@@ -63,6 +63,8 @@ def tensor_tables() -> str:
     """The stored tensors of each scheme, layout by layout."""
     parts = []
     for layout in LAYOUTS.values():
+        if not layout.schemes:
+            continue
         alike: dict[tuple[Part, ...], list[str]] = {}
         for scheme in SCHEMES.values():
             if scheme.name in layout.schemes:

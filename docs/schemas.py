@@ -205,7 +205,7 @@ _FACTORIES: list[Key] = [
     ("name", "string", "What `--factory` takes."),
     ("target", "string", "`module:attribute`."),
     ("package", "string", "Distribution that offers it, with its version."),
-    ("doc", "string", "First paragraph of its docstring."),
+    ("description", "string", "First paragraph of its docstring."),
 ]
 _MANIFEST: list[Key] = [
     _SCHEMA,
