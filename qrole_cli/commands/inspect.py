@@ -111,11 +111,12 @@ def _selected(inventory: Inventory, pattern: str | None) -> list[Slot]:
     from qrole.errors import NothingMatchedError, UnknownNameError
 
     if not inventory.slots:
+        held = "; ".join(f"{reason} ({numel:,})" for reason, numel in _uncovered(inventory))
         raise NothingMatchedError(
-            f"{inventory.model} has no module that emits a role",
+            f"{inventory.model} has no module that emits a role; it holds {held or 'no parameter'}",
             expected="at least one linear layer, or a module with get_quantizer_roles()",
-            hint="what the model holds instead: "
-            + "; ".join(f"{reason} ({numel:,})" for reason, numel in _uncovered(inventory)),
+            hint="check which model is named; packages add emitters through the entry points "
+            "qrole.emitters",
         )
     if pattern is None:
         return list(inventory.slots)

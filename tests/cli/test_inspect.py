@@ -175,3 +175,17 @@ def test_what_the_users_file_prints_is_no_data(cli, tmp_path):
     assert json.loads(result.out)["schema"] == "qrole.inspect/1"
     assert result.err.startswith("hello")
     assert cli("inspect", "--help").out
+
+
+@pytest.mark.parametrize(
+    ("module", "held"),
+    [
+        ("nn.Sequential()", "no parameter"),
+        ("nn.Conv2d(3, 3, 3)", "convolution: no emitter covers it (81); bias (3)"),
+    ],
+)
+def test_model_without_a_slot_says_what_it_holds(cli, tmp_path, module, held):
+    (tmp_path / "other.py").write_text(f"from torch import nn\nmodel = {module}\n")
+    result = cli("inspect", tmp_path / "other.py")
+    assert result.code == 5
+    assert f"has no module that emits a role; it holds {held}\n" in result.err
