@@ -8,10 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qrole.checkpoint.constraints import SelectOptions
-from qrole.checkpoint.schemes import Scheme, WeightFormat, scheme_of, weight_format
+from qrole.checkpoint.native.descriptions import check_describable
+from qrole.checkpoint.schemes import (
+    Activations,
+    Scheme,
+    WeightFormat,
+    scheme_of,
+    weight_format,
+)
 from qrole.checkpoint.source import Source
+from qrole.dtypes import DType
 from qrole.errors import ConfigError
 from qrole.plans import Decision, Plan
+from qrole.quantizers import Float8CurrentScalingQuantizer, Quantizer
 
 __all__ = ["Answer", "Asked", "stored_weights"]
 
@@ -27,12 +36,14 @@ class Answer:
         weight: What the encoder is told; None for high precision.
         scheme: The scheme; None for high precision.
         note: Where the scheme differs from the plan.
+        quantizer: Whom the layout native lets quantize the weight; None in other layouts.
     """
 
     label: str
     weight: WeightFormat | None = None
     scheme: Scheme | None = None
     note: str = ""
+    quantizer: Quantizer | None = None
 
     def __post_init__(self) -> None:
         assert (self.weight is None) == (self.scheme is None), "together"
@@ -124,6 +135,8 @@ class _Answers:
                 expected="a quantizer or a delayed-scaling request",
                 hint="run `qrole audit` on the factory",
             )
+        if self._options.own_quantizers:
+            return _own(decision)
         activations = None
         if self._inputs is not None:
             activations = replace(self._inputs, answers=(inputs,)).rowwise
@@ -139,6 +152,24 @@ class _Answers:
             ) from error
         notes = "; ".join(text for text in (note, differs) if text)
         return Answer(decision.label, stored, scheme, notes)
+
+
+def _own(decision: Decision) -> Answer:
+    """The answer's own quantizer; delayed scaling starts from the weight's own amax."""
+    quantizer, note = decision.quantizer, ""
+    if quantizer is None:
+        assert decision.rowwise is not None, "a delayed-scaling request"
+        element = DType.kFloat8E5M2 if decision.rowwise.element == "e5m2" else DType.kFloat8E4M3
+        quantizer = Float8CurrentScalingQuantizer(element, "cpu")
+        note = "the scale is this weight's own, not one of an amax history"
+    try:
+        check_describable(quantizer)
+    except ConfigError as error:
+        raise ConfigError(
+            f"slot {decision.slot.id}: {error.given}", expected=error.expected, hint=error.hint
+        ) from error
+    scheme = Scheme(quantizer.label, "native", Activations.NONE)
+    return Answer(decision.label, WeightFormat("native"), scheme, note, quantizer)
 
 
 def _given(decision: Decision | None, copy: int) -> Any:

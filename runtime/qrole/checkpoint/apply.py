@@ -110,7 +110,9 @@ def apply(
         if ranks.leads:
             check_output(final, job.source.directory, force)
         job.documents  # noqa: B018 - what cannot be declared is refused before work starts
-        run = _Run(job, Staging(final), ranks, workers or default_threads(), force, fsync)
+        # Quantizers take whole weights, and torch has threads of its own.
+        threads = 1 if job.layout.own_quantizers else workers or default_threads()
+        run = _Run(job, Staging(final), ranks, threads, force, fsync)
         return run.do(calibration or CalibrationOptions(), on_progress, on_calibration)
     except KeyboardInterrupt as error:
         raise InterruptedRunError(
@@ -206,13 +208,28 @@ class _Run:
         for name, text in job.documents.items():
             staging.write_text(name, text)
         amaxes = {module: amax for unit in done.values() for module, amax in unit.items()}
-        record = manifest(job, amaxes, inputs.record)
+        record = manifest(job, amaxes, inputs.record, _digests(job, staging.out))
         staging.write_text(MANIFEST, json.dumps(record, indent=2, sort_keys=True) + "\n")
         _check_written(job, staging.out)
         index = index_text(job.shards)
         if index is not None:
             staging.write_text("model.safetensors.index.json", index)
         staging.publish(force=self.force, fsync=self.fsync)
+
+
+def _digests(job: Job, directory: Path) -> dict[str, str]:
+    """SHA-256 of every weight of the layout native, read back from the files."""
+    if not job.layout.own_quantizers:
+        return {}
+    from qrole.checkpoint.native.quantizing import digest
+    from qrole.checkpoint.verification.reading import Reader
+
+    found, reader, tensors = {}, Reader(), read_headers(directory)
+    for module, layer in job.selection.layers.items():
+        parts = [(str(p.content), reader.raw(tensors[p.name])) for p in job.layout.parts(layer)]
+        found[module] = digest(parts)
+    reader.close()
+    return found
 
 
 def _check_written(job: Job, directory: Path) -> None:

@@ -13,8 +13,7 @@ from qrole.checkpoint.engines import Verdict
 from qrole.checkpoint.headers import DTYPE_BITS
 from qrole.checkpoint.job import Job
 from qrole.checkpoint.layers import Layer
-from qrole.checkpoint.rates import copy_rate, encode_rate
-from qrole.checkpoint.schemes import SCHEMES
+from qrole.checkpoint.rates import copy_rate, encode_rate, quantizer_rate
 from qrole.checkpoint.shards import carried
 from qrole_kernels.cpu.threads import default_threads
 
@@ -134,6 +133,8 @@ def _shapes(job: Job) -> dict[tuple[str, int, int], list[Layer]]:
 def _workspace_bytes(job: Job) -> int:
     """Buffers of one worker for the widest layer: decoded source, codes and scales."""
     largest = 0
+    if job.layout.own_quantizers:
+        return max(_torch_bytes(job, layer) for layer in job.selection.layers.values())
     for layer in job.selection.layers.values():
         tensor = job.source.tensors[layer.tensor]
         row = layer.columns * DTYPE_BITS[tensor.dtype] // 8
@@ -144,10 +145,22 @@ def _workspace_bytes(job: Job) -> int:
     return largest
 
 
+def _torch_bytes(job: Job, layer: Layer) -> int:
+    """A whole weight in fp32, its transpose, and what its quantizer makes of it."""
+    made = sum(math.prod(p.shape) * DTYPE_BITS[p.dtype] for p in job.layout.parts(layer)) // 8
+    return 8 * layer.rows * layer.columns + made
+
+
+def _rate(layer: Layer) -> float:
+    if layer.native is not None:
+        return quantizer_rate(layer.native)
+    return encode_rate(layer.scheme.encoding)
+
+
 def _seconds(job: Job, lines: Iterable[BillLine]) -> float:
     """Time of one worker, the disk aside."""
     seconds = sum(line.output_bytes for line in lines) / copy_rate()
-    for scheme, layers in job.selection.schemes().items():
+    for layers in job.selection.schemes().values():
         numel = sum(layer.rows * layer.columns for layer in layers)
-        seconds += numel / encode_rate(SCHEMES[scheme].encoding)
+        seconds += numel / _rate(layers[0])
     return seconds

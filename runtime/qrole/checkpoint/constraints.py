@@ -36,6 +36,7 @@ class SelectOptions:
         quantize_head: Quantize the output head as the plan says; it is kept otherwise.
         fusions: Layers that engines join.
         block_rows: FP8 blocks need out_features in whole blocks too.
+        own_quantizers: The plan's quantizers are used as they are, whatever engines store.
     """
 
     fp8: Fp8Mode = Fp8Mode.STATIC
@@ -44,6 +45,7 @@ class SelectOptions:
     quantize_head: bool = False
     fusions: tuple[Fusion, ...] = DEFAULT_FUSIONS
     block_rows: bool = False
+    own_quantizers: bool = False
 
 
 def check_shapes(

@@ -157,6 +157,7 @@ def prepare(
     if options.layout not in LAYOUTS:
         raise UnknownNameError("layout", options.layout, LAYOUTS)
     layout = LAYOUTS[options.layout]
+    _check_options(options, layout)
     with _uncollected():
         source, inventory, loaded = _open(model)
         plan = build_plan(inventory, _factory(factory))
@@ -223,12 +224,35 @@ def _select_options(options: ApplyOptions, layout: Layout) -> SelectOptions:
         quantize_head=options.quantize_head,
         fusions=options.fusions,
         block_rows=layout.block_rows,
+        own_quantizers=layout.own_quantizers,
     )
+
+
+def _check_options(options: ApplyOptions, layout: Layout) -> None:
+    """Refuses what has no meaning where the plan's own quantizers are used as they are."""
+    if not layout.own_quantizers:
+        return
+    default = ApplyOptions()
+    given = {
+        "--engine": bool(options.engines),
+        "--fp8": options.fp8 is not default.fp8,
+        "--weight-only": options.weight_only,
+        "--on-shape": options.on_shape is not default.on_shape,
+        "--dtype": bool(options.dtype),
+    }
+    clash = [name for name, on in given.items() if on]
+    if clash:
+        raise UsageError(
+            f"{' and '.join(clash)} with the layout {layout.name}",
+            expected="no option that is about engines: none loads this layout, which stores what "
+            "the plan's quantizers make and leaves config.json as it is",
+            hint="leave it out, or choose a layout that engines load",
+        )
 
 
 def _check_layout(selection: Selection, layout: Layout) -> None:
     """Refuses schemes that the layout cannot hold, naming the slots."""
-    schemes = selection.schemes()
+    schemes = {} if layout.own_quantizers else selection.schemes()
     for name, layers in schemes.items():
         if name not in layout.schemes:
             raise ConfigError(

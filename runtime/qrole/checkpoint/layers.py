@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from qrole.checkpoint.native.weights import NativeWeight
 from qrole.checkpoint.schemes import Scheme, WeightFormat
 
 __all__ = ["Kept", "Layer", "Selection"]
@@ -27,6 +28,7 @@ class Layer:
         answer: Label of the quantizer that the factory gave it.
         note: Where the stored scheme differs from the plan; `""` where it does not.
         group: Names of the layers that share its global scale, its own included.
+        native: Its own quantizer, which makes what the layout native stores; None for others.
     """
 
     module: str
@@ -41,6 +43,7 @@ class Layer:
     answer: str
     note: str
     group: tuple[str, ...]
+    native: NativeWeight | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from qrole.checkpoint.native.detection import is_native
 from qrole.checkpoint.stored import StoredModel, open_stored
 from qrole.errors import CheckpointError, UsageError
 
@@ -77,7 +78,7 @@ def load(
         MissingExtraError: transformers is needed and not installed.
     """
     _check(dequantize, dtype, into)
-    stored = open_stored(Path(directory))
+    stored = _open(Path(directory))
     if not dequantize:
         return _codes(stored, dtype)
     if into is not None:
@@ -103,6 +104,14 @@ def _check(dequantize: bool, dtype: torch.dtype | None, into: nn.Module | None) 
             expected="a module with memory for its weights",
             hint="build it without torch.device('meta'), or call module.to_empty(device='cpu')",
         )
+
+
+def _open(directory: Path) -> StoredModel:
+    if not directory.is_dir() or not is_native(directory):
+        return open_stored(directory)
+    from qrole.checkpoint.native.stored import open_native
+
+    return open_native(directory)
 
 
 def _codes(

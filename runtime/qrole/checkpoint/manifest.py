@@ -26,7 +26,10 @@ SCHEMA = "qrole.manifest/1"
 
 
 def manifest(
-    job: Job, amaxes: Mapping[str, float], calibration: Mapping[str, Any] | None
+    job: Job,
+    amaxes: Mapping[str, float],
+    calibration: Mapping[str, Any] | None,
+    digests: Mapping[str, str],
 ) -> dict[str, Any]:
     """The record of a finished job, as JSON values.
 
@@ -34,6 +37,7 @@ def manifest(
         job: What was done.
         amaxes: Amax of each layer's weight.
         calibration: Input amaxes and where they come from; None without calibration.
+        digests: SHA-256 of what a layer's own quantizer made, for the layout native.
     """
     source, selection, factory = job.source, job.selection, job.plan.factory
     return {
@@ -47,7 +51,9 @@ def manifest(
         },
         "layout": job.layout.name,
         "options": job.options.for_bytes(),
-        "layers": {m: _layer(la, amaxes[m]) for m, la in selection.layers.items()},
+        "layers": {
+            m: _layer(la, amaxes[m]) | _native(la, digests) for m, la in selection.layers.items()
+        },
         "kept": {tensor: kept.reason for tensor, kept in selection.kept.items()},
         "dropped": selection.dropped,
         "notes": list(selection.notes),
@@ -105,9 +111,22 @@ def _layer(layer: Layer, amax: float) -> dict[str, Any]:
         "first_row": layer.first_row,
         "shape": [layer.rows, layer.columns],
         "scheme": layer.scheme.name,
-        "format": asdict(layer.weight),
+        "format": _format(layer),
         "slot": layer.slot,
         "answer": layer.answer,
         "note": layer.note,
         "amax": amax,
     }
+
+
+def _format(layer: Layer) -> dict[str, Any]:
+    if layer.native is not None:
+        return {"encoding": layer.native.quantizer.rowwise_format.family}
+    return asdict(layer.weight)
+
+
+def _native(layer: Layer, digests: Mapping[str, str]) -> dict[str, Any]:
+    if layer.native is None:
+        return {}
+    record = layer.native.to_json(layer.rows, layer.columns)
+    return {"native": {**record, "sha256": digests[layer.module]}}

@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 from qrole.checkpoint.encode import ENCODERS, ROW_STEP, Rows
 from qrole.checkpoint.memory import Buffer
+from qrole.checkpoint.native.weights import NativeWeight
 from qrole.checkpoint.schemes import ENCODINGS, WeightFormat
 
-__all__ = ["copy_rate", "encode_rate"]
+__all__ = ["copy_rate", "encode_rate", "quantizer_rate"]
 
 _COLUMNS = 4096
 _COPIED = 8 << 20
@@ -26,6 +27,17 @@ def encode_rate(encoding: str) -> float:
     encode, fmt = ENCODERS[encoding], WeightFormat(encoding)
     passes = 2 if ENCODINGS[encoding].shared else 1
     return size / passes / _best(lambda: encode(rows, fmt, 1.0, data, scale))
+
+
+def quantizer_rate(weight: NativeWeight) -> float:
+    """Elements per second of a quantizer in torch, both representations made."""
+    import torch
+
+    from qrole.checkpoint.native.quantizing import quantized
+
+    draw = torch.Generator().manual_seed(0)
+    x_MK = torch.randn(ROW_STEP, _COLUMNS, generator=draw).to(weight.torch_dtype)
+    return x_MK.numel() / _best(lambda: quantized(weight, x_MK))
 
 
 def copy_rate() -> float:

@@ -87,6 +87,8 @@ ENCODINGS = {
         Encoding("mxfp8", 32, 8, "U8", 1, 32, shared=False),
         Encoding("mxfp4", 32, 4, "U8", 1, 32, shared=False),
         Encoding("nvfp4", 16, 4, "F8_E4M3", 1, 16, shared=True),
+        # What a quantizer makes, in shapes of its own; see `qrole.checkpoint.native`.
+        Encoding("native", 1, 8, "", 0, 0, shared=False),
     )
 }
 

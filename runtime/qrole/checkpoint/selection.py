@@ -10,6 +10,7 @@ from qrole.checkpoint.answers import Asked, stored_weights
 from qrole.checkpoint.constraints import SelectOptions, check_neighbours, check_shapes
 from qrole.checkpoint.fused import absent_siblings, fused_groups
 from qrole.checkpoint.layers import Kept, Layer, Selection
+from qrole.checkpoint.native.weights import NativeWeight, seed_of
 from qrole.checkpoint.parallel import largest_split
 from qrole.checkpoint.source import FLOATS, Source, SourceTensor
 from qrole.errors import NothingMatchedError
@@ -33,20 +34,22 @@ def select(plan: Plan, source: Source, options: SelectOptions) -> Selection:
     dropped = _tied(source)
     groups = fused_groups(_weight_modules(source), options.fusions)
     layers, kept = _sorted_out(plan, source, options, dropped, groups)
-    check_shapes(layers, kept, groups, options)
+    if not options.own_quantizers:
+        check_shapes(layers, kept, groups, options)
     if not layers:
         raise NothingMatchedError(
             f"the factory {plan.factory.name} quantizes no weight of {source.name}",
             expected="a quantizer for at least one weight role",
             hint=_why_nothing(kept),
         )
-    check_neighbours(layers, groups)
+    if not options.own_quantizers:
+        check_neighbours(layers, groups)
     order = {name: i for i, name in enumerate(source.tensors)}
     layers = dict(sorted(layers.items(), key=lambda i: (order[i[1].tensor], i[1].first_row)))
     rest = _kept(source, layers, kept, dropped)
     ignore = _ignore(source, rest, groups, dropped, options)
     modules = tuple(dict.fromkeys([*layers, *(k.module for k in rest.values()), *ignore]))
-    return Selection(layers, rest, dropped, ignore, modules, tuple(_notes(layers)))
+    return Selection(layers, rest, dropped, ignore, modules, tuple(_notes(layers, options)))
 
 
 def _sorted_out(
@@ -81,8 +84,16 @@ def _sorted_out(
             answer=answer.label,
             note=answer.note,
             group=groups.get(module, (module,)),
+            native=_native(asked, source.tensors[asked.tensor]),
         )
     return layers, kept
+
+
+def _native(asked: Asked, tensor: SourceTensor) -> NativeWeight | None:
+    quantizer = asked.answer.quantizer
+    if quantizer is None:
+        return None
+    return NativeWeight(quantizer, tensor.dtype, seed_of(quantizer, asked.module))
 
 
 class _Untouched:
@@ -194,7 +205,7 @@ def _tied(source: Source) -> dict[str, str]:
     return dropped
 
 
-def _notes(layers: dict[str, Layer]) -> Iterator[str]:
+def _notes(layers: dict[str, Layer], options: SelectOptions) -> Iterator[str]:
     """One sentence per way in which stored schemes differ from the plan."""
     notes: dict[tuple[str, str, str], list[str]] = defaultdict(list)
     for layer in layers.values():
@@ -202,6 +213,8 @@ def _notes(layers: dict[str, Layer]) -> Iterator[str]:
             notes[layer.answer, layer.scheme.name, layer.note].append(layer.module)
     for (answer, scheme, note), modules in notes.items():
         yield f"{answer} is stored as {scheme} in {len(modules)} layers: {note}"
+    if options.own_quantizers:
+        return  # no engine splits what none loads
     size, cut = largest_split(layers.values())
     if cut:
         many = f"at most {size} GPUs" if size > 1 else "one GPU"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,9 +83,11 @@ def plan_shards(source: Source, selection: Selection, layout: Layout) -> tuple[S
     for layer in selection.layers.values():
         by_tensor.setdefault(layer.tensor, []).append(layer)
     files: dict[Path | None, list[Written]] = {}
+    layers: dict[Path | None, list[Layer]] = {}
     for name, tensor in source.tensors.items():
         written = files.setdefault(tensor.file, [])
         if name in by_tensor:
+            layers.setdefault(tensor.file, []).extend(by_tensor[name])
             for layer in by_tensor[name]:
                 written += (_written(part, name) for part in layout.parts(layer))
         elif name not in selection.dropped:
@@ -94,7 +96,10 @@ def plan_shards(source: Source, selection: Selection, layout: Layout) -> tuple[S
     names = [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
     if count == 1:
         names = ["model.safetensors"]
-    return tuple(_shard(n, tensors) for n, tensors in zip(names, files.values(), strict=True))
+    return tuple(
+        _shard(n, tensors, layout.metadata(layers.get(file, ())))
+        for n, (file, tensors) in zip(names, files.items(), strict=True)
+    )
 
 
 def carried(tensor: SourceTensor) -> Written:
@@ -119,9 +124,9 @@ def _written(part: Part, source: str) -> Written:
     return Written(part.name, part.dtype, part.shape, source, part)
 
 
-def _shard(name: str, tensors: list[Written]) -> Shard:
+def _shard(name: str, tensors: list[Written], metadata: Mapping[str, str]) -> Shard:
     ordered = sorted(tensors, key=lambda t: -DTYPE_BITS[t.dtype])
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     at = 0
     for tensor in ordered:
         entries[tensor.name] = {

@@ -13,17 +13,22 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qrole.checkpoint.copying import copy_range
 from qrole.checkpoint.encode import Workspace, decoded, encode, weight_amax
 from qrole.checkpoint.journal import Journal
 from qrole.checkpoint.layers import Layer
 from qrole.checkpoint.layouts import Content, Layout
+from qrole.checkpoint.native.weights import NativeWeight
 from qrole.checkpoint.numbers import number
 from qrole.checkpoint.shards import Place, Shard
 from qrole.checkpoint.source import Source
 from qrole.checkpoint.staging import writing
 from qrole.checkpoint.units import Unit
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Writer", "run_units"]
 
@@ -94,6 +99,8 @@ class Writer:
 
     def _layer(self, layer: Layer, amax: float | None, work: Workspace) -> float:
         """Writes a layer; returns the amax that was given, or the one that was found."""
+        if layer.native is not None:
+            return self._native(layer, layer.native, work)
         places = {p.content: self._places[p.name] for p in self.layout.parts(layer)}
         data, scale = places.pop(Content.DATA), places.pop(Content.SCALE, None)
         done_data = done_scale = 0
@@ -110,6 +117,28 @@ class Writer:
             value = number(content, layer.weight, seen, self.input_amax.get(layer.module, 0.0))
             self._write(place, 0, memoryview(struct.pack("<f", value)))
         return seen
+
+    def _native(self, layer: Layer, weight: NativeWeight, work: Workspace) -> float:
+        """Writes what a layer's own quantizer makes; returns the weight's amax."""
+        from qrole.checkpoint.native.quantizing import (
+            quantized,
+            raw_bytes,
+            tensors_of,
+            with_weight,
+        )
+
+        places = {p.content: self._places[p.name] for p in self.layout.parts(layer)}
+
+        def write(x_MK: torch.Tensor) -> float:
+            for content, value in tensors_of(quantized(weight, x_MK), places).items():
+                place = places[content]
+                assert tuple(value.shape) == place.tensor.shape, f"{place.tensor.name} as planned"
+                raw = raw_bytes(value)
+                assert raw.numel() == place.tensor.nbytes, f"{place.tensor.name} as planned"
+                self._write(place, 0, raw.numpy().data)
+            return float(x_MK.abs().max())
+
+        return with_weight(self.source, layer, work, write)
 
     def _carry_over(self, place: Place, work: Workspace) -> None:
         tensor = self.source.tensors[place.tensor.source]

@@ -17,6 +17,7 @@ from qrole.checkpoint.headers import TensorInfo, read_headers
 from qrole.checkpoint.layers import Kept, Selection
 from qrole.checkpoint.layouts import LAYOUTS
 from qrole.checkpoint.manifest import MANIFEST, read_manifest
+from qrole.checkpoint.native.detection import is_native
 from qrole.checkpoint.source import Source, open_source
 from qrole.checkpoint.verification.against_source import check_files, check_values
 from qrole.checkpoint.verification.declared import Declared, weight_modules
@@ -56,6 +57,15 @@ def verify(
         UsageError: The layout is not one that is known.
         NothingMatchedError: Nothing in it is quantized.
     """
+    if is_native(Path(directory)):
+        from qrole.checkpoint.native.verify import verify_native
+
+        origin = _open(source) if source is not None else None
+        try:
+            return verify_native(Path(directory), origin, on_progress)
+        finally:
+            if origin is not None:
+                origin.close()
     run = _Verification(Path(directory))
     run.by_itself()
     errors: list[LayerError] = []

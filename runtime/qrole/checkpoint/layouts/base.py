@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar
@@ -27,6 +28,12 @@ class Content(StrEnum):
     WEIGHT_DIVISOR = "weight divisor"
     INPUT_MULTIPLIER = "input multiplier"
     INPUT_DIVISOR = "input divisor"
+    ROWWISE_DATA = "rowwise_data"
+    ROWWISE_SCALE_INV = "rowwise_scale_inv"
+    COLUMNWISE_DATA = "columnwise_data"
+    COLUMNWISE_SCALE_INV = "columnwise_scale_inv"
+    AMAX_ROWWISE = "amax_rowwise"
+    AMAX_COLUMNWISE = "amax_columnwise"
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,9 @@ class Layout(ABC):
     #: FP8 blocks need out_features in whole blocks.
     block_rows: ClassVar[bool] = False
 
+    #: Weights are quantized by the plan's own quantizers, in torch, instead of into a scheme.
+    own_quantizers: ClassVar[bool] = False
+
     @abstractmethod
     def parts(self, layer: Layer) -> tuple[Part, ...]:
         """The stored tensors of a layer, codes first."""
@@ -75,6 +85,10 @@ class Layout(ABC):
     @abstractmethod
     def documents(self, selection: Selection, source: Source) -> dict[str, str]:
         """Texts to write beside the weights, by file name; config.json among them."""
+
+    def metadata(self, layers: Iterable[Layer]) -> dict[str, str]:
+        """What the metadata of a file say of the layers that it holds."""
+        return {}
 
 
 def codes(name: str, dtype: str, layer: Layer) -> Part:
