@@ -41,12 +41,12 @@ def scheme_table() -> str:
             (
                 f"`{scheme.name}`",
                 f"{bits:.4g}",
-                f"in_features % {stored.columns}" if stored.columns > 1 else "any",
+                f"a multiple of {stored.columns}" if stored.columns > 1 else "any",
                 _INPUTS[scheme.activations],
                 f"`{ALGORITHMS[scheme.name]}`" if scheme.name in ALGORITHMS else "",
             )
         )
-    columns = ("scheme", "bits per weight", "shape", "inputs", "ModelOpt's `quant_algo`")
+    columns = ("scheme", "bits per weight", "in_features", "inputs", "ModelOpt's `quant_algo`")
     return table(columns, rows)
 
 
