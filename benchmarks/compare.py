@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -116,7 +115,9 @@ def _peak_of(
     data: DataOptions,
 ) -> int:
     function(directory, factory, data)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Not ru_maxrss, which a new process takes over from its parent.
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 if __name__ == "__main__":
