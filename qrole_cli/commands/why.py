@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Tell why a slot got its quantizer: the line, the conditions, the rules that lost.
 
-        Example: qrole why sample_models/mlp.py fc1:forward[1] -f nvfp4
+        Example: qrole why sample_models/mlp.py 0:forward[1] -f nvfp4
         """
         from qrole.why import why as find_reasons
 
