@@ -5,6 +5,8 @@ from itertools import product
 
 from qrole_kernels.cpu import (
     amax,
+    beyond,
+    difference,
     fp8,
     fp8_block,
     hadamard,
@@ -22,6 +24,8 @@ VARIANTS: dict[KernelFamily, tuple[tuple[object, ...], ...]] = {
     amax.amax: (DTYPES,),
     amax.amax_or_nan: (DTYPES,),
     amax.amax_rows: (DTYPES,),
+    beyond.beyond: ((16, 128),),
+    difference.difference: (),
     fp8.quantize_fp8: (DTYPES, FP8, (False, True)),
     fp8.quantize_fp8_rows: (DTYPES, FP8),
     fp8.dequantize_fp8: (FP8, DTYPES),
