@@ -54,7 +54,11 @@ def register(app: typer.Typer) -> None:
             typer.Option("--output", "-o", metavar="DIR", help="Where the checkpoint goes."),
         ] = None,
         layout: Annotated[
-            str, typer.Option(help="compressed-tensors, modelopt or fp8-block.")
+            str,
+            typer.Option(
+                help="compressed-tensors, modelopt or fp8-block; or native: what the plan's "
+                "quantizers make, lossless, quantized with torch, for no engine."
+            ),
         ] = "compressed-tensors",
         engine: Annotated[
             list[str] | None,
