@@ -21,6 +21,10 @@ __all__ = ["HIGH_PRECISION", "Bill", "BillLine", "bill"]
 
 #: Anonymous memory of the process itself: the interpreter, the compiled kernels.
 _BASE_BYTES = 60 << 20
+#: The same with torch.
+_TORCH_BYTES = 160 << 20
+#: Largest use seen per element of a quantizer's input, transposed and transformed (NVFP4): 7 bytes.
+_QUANTIZER_BYTES = 8
 HIGH_PRECISION = "high precision"
 
 
@@ -78,7 +82,8 @@ class Bill:
 
 def bill(job: Job, workers: int = 0) -> Bill:
     """The bill of a job, from shapes; reads no weights and lays nothing out."""
-    workers = workers or default_threads()
+    own = job.layout.own_quantizers
+    workers = 1 if own else workers or default_threads()
     lines = tuple(_lines(job))
     quantized = [line for line in lines if line.name != HIGH_PRECISION]
     numel = sum(line.numel for line in quantized)
@@ -88,7 +93,7 @@ def bill(job: Job, workers: int = 0) -> Bill:
         output_bytes=nbytes,
         quantized_bits=8 * sum(line.output_bytes for line in quantized) / numel,
         bits=8 * nbytes / sum(line.numel for line in lines),
-        memory_bytes=_BASE_BYTES + workers * _workspace_bytes(job),
+        memory_bytes=(_TORCH_BYTES if own else _BASE_BYTES) + workers * _workspace_bytes(job),
         seconds=_seconds(job, lines) / workers,
         workers=workers,
         calibrated=len(job.static_layers),
@@ -146,9 +151,9 @@ def _workspace_bytes(job: Job) -> int:
 
 
 def _torch_bytes(job: Job, layer: Layer) -> int:
-    """A whole weight in fp32, its transpose, and what its quantizer makes of it."""
-    made = sum(math.prod(p.shape) * DTYPE_BITS[p.dtype] for p in job.layout.parts(layer)) // 8
-    return 8 * layer.rows * layer.columns + made
+    """What a quantizer holds of a whole weight, which is decoded first where it is in FP8."""
+    decoded = 4 if job.source.tensors[layer.tensor].scale is not None else 0
+    return (_QUANTIZER_BYTES + decoded) * layer.rows * layer.columns
 
 
 def _rate(layer: Layer) -> float:
