@@ -42,6 +42,31 @@ def test_a_real_model_is_written_and_verifies(
 
 
 @pytest.mark.parametrize("sample", ["mlp", "llama_tiny", "moe_tiny", "vit_tiny"])
+@pytest.mark.parametrize("factory", ["nvfp4_row_scaled_fwd_mxfp8_bwd", "delayed_scaling"])
+def test_sample_models_keep_all_that_quantizers_make(
+    cli: Cli, samples: Path, tmp_path: Path, sample: str, factory: str
+) -> None:
+    model, out = samples / f"{sample}.py", tmp_path / "out"
+    result = cli("apply", model, "-f", factory, "--layout", "native", "-o", out)
+    assert result.code == 0, result.err
+    assert "vLLM does not load: does not read the layout native" in " ".join(result.err.split())
+    checked = cli("verify", out, "--source", model)
+    assert checked.code == 0, checked.err
+    assert "does not read the layout native" in " ".join(checked.err.split())
+
+
+def test_the_native_layout_is_offered_and_for_no_engine(
+    cli: Cli, samples: Path, tmp_path: Path
+) -> None:
+    assert "native" in cli("apply", "--help").out
+    asked = ("-f", "nvfp4", "--layout", "native", "--engine", "vllm", "-o", tmp_path / "out")
+    result = cli("apply", samples / "mlp.py", *asked)
+    assert result.code == 2
+    assert "--engine with the layout native" in " ".join(result.err.split())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sample", ["mlp", "llama_tiny", "moe_tiny", "vit_tiny"])
 def test_sample_models(cli: Cli, samples: Path, tmp_path: Path, sample: str) -> None:
     model, out = samples / f"{sample}.py", tmp_path / "out"
     assert cli("apply", model, "-f", "mxfp8", "--weight-only", "-o", out).code == 0
