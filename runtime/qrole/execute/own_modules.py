@@ -16,6 +16,7 @@ from torch import nn
 
 from qrole import gemm
 from qrole.autocasting import autocast
+from qrole.errors import UsageError
 from qrole.execute.state import PlanState, copied
 from qrole.plans import Plan
 from qrole.quantizers.tensor import QuantizedTensor
@@ -95,6 +96,13 @@ def _shallow(attributes: dict[str, Any]) -> dict[str, Any]:
 
 def _initialized(path: str, module: Any, state: PlanState) -> None:
     """Has a module build its quantizers from the plan's answers, and makes each of them tell."""
+    if not hasattr(module, "init_fp8_meta_tensors") or not hasattr(module, "quantizers"):
+        raise UsageError(
+            f"{path or '.'} is a {type(module).__name__}, which builds its quantizers in a way that "
+            "a run cannot take over",
+            expected="modules with init_fp8_meta_tensors() and `quantizers`, as qrole.Linear has",
+            hint="use the module in place of the fusible op, or leave this part out of the model",
+        )
     asked = {direction: state.asked(path, direction) for direction in _DIRECTIONS}
     answers = [copied(answer) for slots in asked.values() for _, _, answer in slots]
     state.answers[:] = answers
