@@ -98,8 +98,8 @@ def _initialized(path: str, module: Any, state: PlanState) -> None:
     """Has a module build its quantizers from the plan's answers, and makes each of them tell."""
     if not hasattr(module, "init_fp8_meta_tensors") or not hasattr(module, "quantizers"):
         raise UsageError(
-            f"{path or '.'} is a {type(module).__name__}, which builds its quantizers in a way that "
-            "a run cannot take over",
+            f"{path or '.'} is a {type(module).__name__}, which builds its quantizers in a way "
+            "that a run cannot take over",
             expected="modules with init_fp8_meta_tensors() and `quantizers`, as qrole.Linear has",
             hint="use the module in place of the fusible op, or leave this part out of the model",
         )
