@@ -204,7 +204,7 @@ def _say_rest(inventory: Inventory, plan: Plan | None, shown: int) -> None:
     unread = sum(slot.copies for slot in inventory.slots if not slot.consumed)
     if unread:
         out.print(f"{unread} slots are built and never read")
-    for text in (*inventory.notes, *(plan.warnings if plan else ())):
+    for text in inventory.notes:
         console.note(text)
     if shown < len(inventory.slots):
         console.note(f"{len(inventory.slots) - shown} slots are not shown: --module left them out")

@@ -28,12 +28,17 @@ __all__ = [
     "Observer",
     "Origin",
     "Plan",
+    "PlanWarning",
     "SlotFactory",
     "Uncovered",
     "build_plan",
 ]
 
 Observer = Callable[[Callable[..., Any], QuantizerRole | None], tuple[Any, "Origin | None"]]
+
+
+class PlanWarning(UserWarning):
+    """The factory warned while it answered, or its rules did not do what they were written for."""
 
 
 class SlotFactory(Protocol):
@@ -54,6 +59,9 @@ class SlotFactory(Protocol):
             observe: Calls another factory's function with a role and tells where it decided; None
                 where nobody asks.
         """
+
+    def unmet(self, plan: Plan) -> list[str]:
+        """What the factory was written to do and did not do in a plan, in sentences."""
 
 
 @dataclass(frozen=True)
@@ -290,7 +298,12 @@ def build_plan(
         for run in _runs(inventory.slots):
             decisions.extend(_decide(run, factory, collect_errors, observe))
     texts = tuple(dict.fromkeys(str(w.message) for w in caught))
-    return Plan(inventory, factory, tuple(decisions), texts)
+    plan = Plan(inventory, factory, tuple(decisions), texts)
+    if not collect_errors:
+        unmet = getattr(factory.function, "unmet", None)
+        for text in (*texts, *(unmet(plan) if unmet is not None else ())):
+            warnings.warn(text, PlanWarning, stacklevel=2)
+    return plan
 
 
 def _runs(slots: tuple[Slot, ...]) -> Iterator[list[Slot]]:

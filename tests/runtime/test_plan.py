@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 from torch import nn
 
 from qrole.dtypes import DType
 from qrole.emitters import linear_slots, walk_module
 from qrole.errors import FactoryError, NothingMatchedError, UnknownNameError
-from qrole.plans import Inventory, build_plan
+from qrole.plans import Inventory, PlanWarning, build_plan
 from qrole.plugins import Factory
 from qrole.quantizers import IdentityQuantizer, MXFP8Quantizer
 from qrole.roles import DelayedScalingRequest
@@ -99,3 +101,13 @@ def test_wrong_option_is_named_with_the_users_line():
     assert caught.value.hint == "pass one of the two FP8 types"
     assert "return MXFP8Quantizer(DType.kFloat4E2M1)" in caught.value.traceback
     assert "mxfp8.py" not in caught.value.traceback
+
+
+def test_what_a_factory_warns_of_is_heard():
+    def factory(role):
+        warnings.warn(f"{role.tensor_type} is odd", UserWarning, stacklevel=1)
+        return IdentityQuantizer()
+
+    with pytest.warns(PlanWarning, match="is odd"):
+        plan = build_plan(walk_module(nn.Linear(4, 4), "m"), Factory.of(factory))
+    assert plan.warnings == ("input is odd", "weight is odd", "grad_output is odd")

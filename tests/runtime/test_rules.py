@@ -15,10 +15,13 @@ from qrole.emitters import linear_slots
 from qrole.errors import ConfigError, UsageError
 from qrole.factories.patterns import NamePattern, ShapePattern
 from qrole.factories.rules import RulesFactory, rule_uses, unclaimed
-from qrole.plans import Inventory, Origin, Plan, build_plan
+from qrole.plans import Inventory, Origin, Plan, PlanWarning, build_plan
 from qrole.plugins import Factory, load_factory
 from qrole.quantizers import HybridQuantizer, IdentityQuantizer, MXFP8Quantizer, NVFP4Quantizer
 from qrole.roles import DelayedScalingRequest, QuantizerRole
+
+# Most files here hold one rule for one point, and some rules are there to lose.
+pytestmark = pytest.mark.filterwarnings("ignore::qrole.plans.PlanWarning")
 
 SCHEMA = json.loads((files("qrole.factories") / "rules.schema.json").read_text())
 
@@ -289,3 +292,18 @@ def test_name_patterns_match_whole_names(pattern: str, name: str, matches: bool)
 def test_bad_dimensions_are_refused(dimension: Any) -> None:
     with pytest.raises(ConfigError, match="no pattern for a dimension"):
         ShapePattern((dimension,))
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        ('module = "nowhere"', r"rule 1 \(module = nowhere\) decides no slot$"),
+        ('module = "*"\nexpect = 9', "rule 1 decides 3 slots and expects 9"),
+    ],
+)
+def test_a_rule_that_does_not_what_it_should_is_heard_everywhere(tmp_path, rule, text):
+    path = tmp_path / "rules.toml"
+    path.write_text(f'[[rule]]\n{rule}\nfactory = "mxfp8"\n')
+    inventory = Inventory("m", tuple(linear_slots("fc", "", weight="fc.weight", shape=(32, 32))))
+    with pytest.warns(PlanWarning, match=text):
+        build_plan(inventory, load_factory(str(path)))

@@ -183,6 +183,19 @@ class RulesFactory:
         line = rule.line if rule is not None else None
         return answer, Origin(kind, self.file, line, text, inner.conditions if inner else ())
 
+    def unmet(self, plan: Plan) -> list[str]:
+        """Rules that decided nothing, or not as many slots as they expect."""
+        found = []
+        for use in rule_uses(self, plan):
+            where = f"{self.file}:{use.rule.line}: {use.rule}" if use.rule.line else str(use.rule)
+            expected = use.rule.expected
+            if expected is not None and use.decided not in expected:
+                found.append(f"{where} decides {use.decided} slots and expects {expected}")
+            elif expected is None and not use.decided:
+                lost = f"; {use.lost_to[0][0]} takes what it matches" if use.lost_to else ""
+                found.append(f"{where} ({use.rule.condition}) decides no slot{lost}")
+        return found
+
     def first(self, facts: Facts) -> Rule | None:
         """The rule that decides; None where none matches."""
         return next((rule for rule in self.rules if not rule.mismatch(facts)), None)
