@@ -25,6 +25,14 @@ from qrole.auditing.registry import documentation
 
 DOCS = Path(__file__).parent
 
+
+def benchmarks() -> str:
+    """What the benchmarks' own page says below its introduction, headings one level down."""
+    text = (DOCS.parent / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## .*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    return "\n\n".join(re.sub(r"^#", "##", s, flags=re.MULTILINE).strip() for s in sections)
+
+
 _PAGES: dict[str, Callable[[], str]] = {
     "reference/commands.md": commands_page,
     "reference/codes.md": documentation,
@@ -38,6 +46,7 @@ _TABLES: dict[str, Callable[[], str]] = {
     "fused neighbours": fusion_table,
     "elements": element_table,
     "metrics": metric_table,
+    "benchmarks": benchmarks,
 }
 _GENERATED = "<!-- Written by docs/generate.py; change the source, not this page. -->"
 _REGION = re.compile(r"(<!-- from the source: ([\w ]+) -->\n).*?(\n<!-- end -->)", re.DOTALL)
