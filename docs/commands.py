@@ -19,8 +19,8 @@ __all__ = ["commands_page"]
 
 _INTRODUCTION = """\
 Every command prints data on stdout and everything else on stderr. What judges or writes says in its
-last line, on stderr, how it went: PASSED, FAILED or DONE. `--json` has a [schema](schemas.md) with a
-version. Output that is no terminal has 80 columns, no colours and no progress bars.
+last line, on stderr, how it went: PASSED, FAILED or DONE. `--json` has a [schema](schemas.md) with
+a version. Output that is no terminal has 80 columns, no colours and no progress bars.
 
 The examples run in a checkout, which brings `sample_models`; `path/to/model` is any
 HuggingFace-style directory. `# exit 1` behind an example is its exit code, where it is not 0."""
