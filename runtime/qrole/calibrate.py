@@ -284,7 +284,7 @@ def _run(
 ) -> None:
     import torch
 
-    from qrole.comparing.outputs import call_model
+    from qrole.comparing.outputs import call_model, running_forward
     from qrole.emitters import walk
     from qrole.execute import Observer, executing
     from qrole.plans import build_plan
@@ -304,7 +304,8 @@ def _run(
         for done, batch in enumerate(batches):
             if on_progress is not None:
                 on_progress(done, len(batches))
-            call_model(model.module, batch)
+            with running_forward(model.module):
+                call_model(model.module, batch)
 
 
 def _check_places(ranges: Mapping[InputPlace, Range], slots: Iterable[Any]) -> None:

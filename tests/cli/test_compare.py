@@ -94,3 +94,44 @@ def test_real_sentences_through_the_models_tokenizer(
     assert (payload["data"]["samples"], len(candidate["layers"])) == (2, 37)
     assert candidate["model"]["cosine"] > 0.99
     assert candidate["parameters"] == []
+
+
+_FROZEN = """
+import torch
+from torch import nn
+def build():
+    return nn.Linear(32, 32).requires_grad_(False)
+def example_inputs():
+    return (torch.rand(4, 32),)
+"""
+_MISFIT = """
+import torch
+from torch import nn
+class Net(nn.Linear):
+    def forward(self, x):
+        return super().forward(x[:, :31])
+def build():
+    return Net(32, 32)
+def example_inputs():
+    return (torch.rand(4, 32),)
+"""
+
+
+def test_a_frozen_model_has_no_backward_pass(cli, tmp_path):
+    (tmp_path / "frozen.py").write_text(_FROZEN)
+    result = cli("compare", tmp_path / "frozen.py", "-f", "mxfp8")
+    assert result.code == 2
+    assert "no parameter of the model requires a gradient" in result.err
+    assert "--forward-only" in result.err
+    assert cli("compare", tmp_path / "frozen.py", "-f", "mxfp8", "--forward-only").code == 0
+
+
+@pytest.mark.parametrize("command", ["compare", "apply"])
+def test_an_error_in_the_models_forward_is_the_users(cli, tmp_path, command):
+    (tmp_path / "misfit.py").write_text(_MISFIT)
+    options = ("-o", tmp_path / "out") if command == "apply" else ()
+    result = cli(command, tmp_path / "misfit.py", "-f", "current_scaling", *options)
+    assert result.code == 2
+    assert "the forward pass of Net raised RuntimeError" in result.err
+    assert 'misfit.py", line 6, in forward' in result.err
+    assert not (tmp_path / "out").exists()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,14 @@ from torch.overrides import TorchFunctionMode
 from qrole.errors import UsageError
 from qrole.user_code import running_user_code
 
-__all__ = ["Batch", "Objective", "OutputView", "call_model", "output_of"]
+__all__ = [
+    "Batch",
+    "Objective",
+    "OutputView",
+    "call_model",
+    "output_of",
+    "running_forward",
+]
 
 Batch = tuple[Any, ...] | dict[str, Any]
 
@@ -60,6 +69,15 @@ class OutputView:
 def call_model(model: Any, batch: Batch) -> Any:
     """One forward pass."""
     return model(**batch) if isinstance(batch, dict) else model(*batch)
+
+
+def running_forward(model: Any) -> AbstractContextManager[None]:
+    """Maps what the model's own code raises to UserCodeError, with the line in its file."""
+    try:
+        file = inspect.getsourcefile(type(model))
+    except (OSError, TypeError):
+        file = None
+    return running_user_code(f"the forward pass of {type(model).__name__}", file)
 
 
 def output_of(raw: Any) -> OutputView:

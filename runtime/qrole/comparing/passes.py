@@ -14,7 +14,15 @@ from torch import nn
 from qrole.comparing.candidate import Candidate
 from qrole.comparing.meter import Tape, all_finite
 from qrole.comparing.moments import ErrorMoments
-from qrole.comparing.outputs import Batch, Objective, OutputView, call_model, output_of
+from qrole.comparing.outputs import (
+    Batch,
+    Objective,
+    OutputView,
+    call_model,
+    output_of,
+    running_forward,
+)
+from qrole.errors import UsageError
 from qrole.execute import Layer, Observer, PlanState, WeightCache, executing
 
 __all__ = ["Reference", "run_candidate", "run_reference"]
@@ -83,9 +91,11 @@ def run_reference(
         _own_grads(model),
         executing(model, state.plan, observer=recorder, weights=weights, state=state),
     ):
-        view, loss = _forward(model, batch, objective, backward)
+        with running_forward(model):
+            view, loss = _forward(model, batch, objective, backward)
         grads = {}
         if backward:
+            _check_differentiable(model, loss)
             torch.autograd.backward(loss)
             named = model.named_parameters()
             grads = {name: p.grad for name, p in named if p.grad is not None}
@@ -93,6 +103,19 @@ def run_reference(
     blame = recorder.first_nonfinite or ("" if all_finite(output) else "the model's output")
     rows = output if mask is None else output[mask]
     return Reference(rows, mask, loss.item(), recorder.tape, grads, blame)
+
+
+def _check_differentiable(model: nn.Module, loss: torch.Tensor) -> None:
+    if loss.requires_grad:
+        return
+    frozen = not any(p.requires_grad for p in model.parameters())
+    raise UsageError(
+        "no parameter of the model requires a gradient"
+        if frozen
+        else "the loss does not depend on a parameter that requires a gradient",
+        expected="parameters to train, for a backward pass",
+        hint="compare the forward pass alone (--forward-only), or unfreeze parameters",
+    )
 
 
 def run_candidate(
