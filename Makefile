@@ -50,7 +50,7 @@ bench: $(VENV)/dev
 
 docs: $(VENV)/dev
 	$(BIN)/python -m docs.generate
-	$(BIN)/mkdocs build --strict -q
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 clean:
 	rm -rf $(VENV) demo build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -179,8 +179,8 @@ def _role(slot: Slot) -> str:
         return "bare (no role list)"
     if not role.module_type and not role.tensor_type:
         return f"hint {role.name.rpartition('.')[2]}" if role.name else "bare"
-    group = f" {slot.group}" if slot.group else ""
-    return f"{role.module_type}/{role.tensor_type}{group}"
+    layer = f" {role.name.rpartition('.')[2]}" if slot.group else ""
+    return f"{role.module_type}/{role.tensor_type}{layer}"
 
 
 def _format(decision: Decision | None, usage: str) -> str:

@@ -51,3 +51,13 @@ def test_a_directory_that_is_not_quantized(cli: Cli, minilm: Path) -> None:
     result = cli("verify", minilm)
     assert result.code == 5
     assert "declares no quantized layer" in result.err
+
+
+def test_a_layer_without_any_error_is_json_too(cli, tmp_path):
+    exact = "import torch\nfrom torch import nn\ndef build():\n    m = nn.Linear(32, 32, bias=False)\n"
+    exact += "    m.weight.data = torch.eye(32)\n    return m\n"
+    (tmp_path / "exact.py").write_text(exact)
+    assert cli("apply", tmp_path / "exact.py", "-f", "mxfp8", "-o", tmp_path / "out").code == 0
+    result = cli("verify", tmp_path / "out", "--source", tmp_path / "exact.py", "--json")
+    assert result.code == 0, result.err
+    assert '"inf"' in result.out

@@ -18,7 +18,7 @@ from torch import nn
 
 import qrole
 from qrole.comparing import Budget, load_budgets
-from qrole.comparing.report import plain
+from qrole.json_values import plain
 
 WIDTH = 64
 

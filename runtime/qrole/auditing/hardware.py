@@ -141,11 +141,13 @@ def transform_without_bf16(subject: PlanSubject) -> Iterator[Hit]:
     """The Hadamard transform is asked for in a model that is not bf16.
 
     The transform's kernel takes bf16 tensors only. TransformerEngine raises for fp16 and fp32
-    activations.
+    activations. It is applied to what wgrad reads, so `--inference` does not ask for it.
 
     Build the model in bf16, run it under `torch.autocast(dtype=torch.bfloat16)`, or switch
     `with_rht` off.
     """
+    if subject.options.inference:
+        return
     for layer in subject.layers:
         transformed = any(
             d.columnwise is not None and d.columnwise.rht for d in layer.operands.values()

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from qrole.comparing.budgets import Violation
-from qrole.comparing.report import SCHEMA, CandidateReport, Report, layer_name, plain
+from qrole.comparing.report import SCHEMA, CandidateReport, Report, layer_name
 from qrole.errors import CheckpointError, NothingMatchedError, UsageError
+from qrole.json_values import plain
 
 __all__ = ["check_baseline", "errors", "load_baseline", "spread_over_seeds"]
 

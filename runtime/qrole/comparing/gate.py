@@ -11,8 +11,9 @@ from xml.etree import ElementTree as ET
 
 from qrole.comparing.baseline import check_baseline
 from qrole.comparing.budgets import Budget, Violation, check_budgets
-from qrole.comparing.report import CandidateReport, Report, plain
+from qrole.comparing.report import CandidateReport, Report
 from qrole.errors import CheckpointError
+from qrole.json_values import plain
 
 __all__ = ["Gate", "judge", "write_text"]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from qrole.json_values import plain
 
 __all__ = [
     "SCHEMA",
@@ -18,7 +19,6 @@ __all__ = [
     "SlotReport",
     "TrainingReport",
     "layer_name",
-    "plain",
 ]
 
 SCHEMA = "qrole.compare/1"
@@ -315,14 +315,3 @@ class Report:
 def layer_name(module: str, group: str) -> str:
     """`module.group`, or whichever of the two is there."""
     return ".".join(part for part in (module, group) if part) or "."
-
-
-def plain(value: Any) -> Any:
-    """JSON values; floats have seven digits, and `inf`, `-inf` and `nan` are strings."""
-    if isinstance(value, dict):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if isinstance(value, float):
-        return float(f"{value:.7g}") if math.isfinite(value) else str(value)
-    return value

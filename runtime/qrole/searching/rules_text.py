@@ -48,7 +48,9 @@ def rules_text(
         if len(gains) > _EVIDENCE:
             texts.append(f"and {len(gains) - _EVIDENCE} more")
         others = [layer for layer in everything if layer not in layers]
-        reason = f"the {len(layers)} layers that gain most from it"
+        larger = sum(gain for gain, _ in gains) >= 0
+        verb = "gain most from" if larger else "lose least by"
+        reason = f"the {len(layers)} layers that {verb} it"
         lines += _rule(texts, layers, others, names[candidate], plans[candidate], reason)
     return "\n".join(lines) + "\n"
 

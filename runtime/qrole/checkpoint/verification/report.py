@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qrole.checkpoint.engines import Verdict
+from qrole.json_values import plain
 
 __all__ = ["LayerError", "Problem", "VerifyReport"]
 
@@ -81,12 +82,8 @@ class VerifyReport:
 
     def to_json(self) -> dict[str, Any]:
         """The report as JSON values, under the schema `qrole.verify/1`."""
-        return {
-            "schema": "qrole.verify/1",
-            "ok": self.ok,
-            **asdict(self),
-            "directory": str(self.directory),
-        }
+        found = {"ok": self.ok, **asdict(self), "directory": str(self.directory)}
+        return {"schema": "qrole.verify/1", **plain(found)}
 
     def _repr_html_(self) -> str:
         from qrole.display import verify_html
