@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,12 +10,18 @@ import typer
 from qrole_cli.console import OutputFormat
 
 __all__ = [
+    "BatchSizeOption",
+    "DataOption",
+    "FactoriesOption",
     "FactoryOption",
     "FormatOption",
     "JsonOption",
     "ModelArgument",
     "RemoteCodeOption",
+    "SamplesOption",
+    "SeqLenOption",
     "chosen_format",
+    "complete_factory",
 ]
 
 ModelArgument = Annotated[
@@ -29,6 +36,7 @@ ModelArgument = Annotated[
 
 
 def complete_factory(incomplete: str) -> list[str]:
+    """Names of installed factories, for shell completion."""
     from qrole.plugins import list_factories
 
     return [entry.name for entry in list_factories() if entry.name.startswith(incomplete)]
@@ -45,6 +53,28 @@ FactoryOption = Annotated[
         show_default=False,
     ),
 ]
+FactoriesOption = Annotated[
+    list[str],
+    typer.Option(
+        "--factory",
+        "-f",
+        metavar="F",
+        help="A candidate; may be given several times.",
+        autocompletion=complete_factory,
+        show_default=False,
+    ),
+]
+_DATA = "Data"
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Text, .jsonl or .safetensors; default: what the model offers.",
+        rich_help_panel=_DATA,
+    ),
+]
+SamplesOption = Annotated[int, typer.Option(help="Samples at most.", rich_help_panel=_DATA)]
+SeqLenOption = Annotated[int, typer.Option(help="Tokens of each at most.", rich_help_panel=_DATA)]
+BatchSizeOption = Annotated[int, typer.Option(help="Samples per batch.", rich_help_panel=_DATA)]
 FormatOption = Annotated[OutputFormat, typer.Option("--format", help="How to print the data.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Same as --format json.")]
 RemoteCodeOption = Annotated[

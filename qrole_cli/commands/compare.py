@@ -14,10 +14,15 @@ import typer
 from qrole_cli.commands.report import open_page
 from qrole_cli.console import Column, OutputFormat, err, finish, note, progress, show, warn
 from qrole_cli.options import (
+    BatchSizeOption,
+    DataOption,
+    FactoriesOption,
     FormatOption,
     JsonOption,
     ModelArgument,
     RemoteCodeOption,
+    SamplesOption,
+    SeqLenOption,
     chosen_format,
     complete_factory,
 )
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_DATA, _WHAT_IF, _TRAINING, _GATE = "Data", "What if", "Training", "Gate"
+_WHAT_IF, _TRAINING, _GATE = "What if", "Training", "Gate"
 
 
 def register(app: typer.Typer) -> None:
@@ -37,17 +42,7 @@ def register(app: typer.Typer) -> None:
     @app.command(rich_help_panel="Numbers")
     def compare(
         model: ModelArgument,
-        factory: Annotated[
-            list[str],
-            typer.Option(
-                "--factory",
-                "-f",
-                metavar="F",
-                help="A candidate; may be given several times.",
-                autocompletion=complete_factory,
-                show_default=False,
-            ),
-        ],
+        factory: FactoriesOption,
         reference: Annotated[
             str | None,
             typer.Option(
@@ -65,20 +60,10 @@ def register(app: typer.Typer) -> None:
             str | None, typer.Option(metavar="D", help="Cast the parameters: float32, bfloat16.")
         ] = None,
         seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
-        data: Annotated[
-            Path | None,
-            typer.Option(
-                help="Text, .jsonl or .safetensors; default: what the model offers.",
-                rich_help_panel=_DATA,
-            ),
-        ] = None,
-        samples: Annotated[int, typer.Option(help="Samples at most.", rich_help_panel=_DATA)] = 16,
-        seq_len: Annotated[
-            int, typer.Option(help="Tokens per sample at most.", rich_help_panel=_DATA)
-        ] = 256,
-        batch_size: Annotated[
-            int, typer.Option(help="Samples per batch.", rich_help_panel=_DATA)
-        ] = 4,
+        data: DataOption = None,
+        samples: SamplesOption = 16,
+        seq_len: SeqLenOption = 256,
+        batch_size: BatchSizeOption = 4,
         only: Annotated[
             list[str] | None,
             typer.Option(

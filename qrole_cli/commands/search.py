@@ -11,12 +11,16 @@ import typer
 from qrole_cli import console
 from qrole_cli.console import Column, OutputFormat, show
 from qrole_cli.options import (
+    BatchSizeOption,
+    DataOption,
+    FactoriesOption,
     FormatOption,
     JsonOption,
     ModelArgument,
     RemoteCodeOption,
+    SamplesOption,
+    SeqLenOption,
     chosen_format,
-    complete_factory,
 )
 
 if TYPE_CHECKING:
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_BUDGET, _DATA = "Budget (exactly one)", "Data"
+_BUDGET = "Budget (exactly one)"
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
 
@@ -34,17 +38,7 @@ def register(app: typer.Typer) -> None:
     @app.command(rich_help_panel="Numbers")
     def search(
         model: ModelArgument,
-        factory: Annotated[
-            list[str],
-            typer.Option(
-                "--factory",
-                "-f",
-                metavar="F",
-                help="A candidate; give two or more.",
-                autocompletion=complete_factory,
-                show_default=False,
-            ),
-        ],
+        factory: FactoriesOption,
         output: Annotated[
             Path, typer.Option("--output", "-o", metavar="FILE", help="The rules file to write.")
         ] = Path("rules.toml"),
@@ -77,20 +71,10 @@ def register(app: typer.Typer) -> None:
         data_free: Annotated[
             bool, typer.Option("--data-free", help="Judge by the weights alone; runs nothing.")
         ] = False,
-        data: Annotated[
-            Path | None,
-            typer.Option(
-                help="Text, .jsonl or .safetensors; default: what the model offers.",
-                rich_help_panel=_DATA,
-            ),
-        ] = None,
-        samples: Annotated[int, typer.Option(help="Samples at most.", rich_help_panel=_DATA)] = 4,
-        seq_len: Annotated[
-            int, typer.Option(help="Tokens per sample at most.", rich_help_panel=_DATA)
-        ] = 256,
-        batch_size: Annotated[
-            int, typer.Option(help="Samples per batch.", rich_help_panel=_DATA)
-        ] = 4,
+        data: DataOption = None,
+        samples: SamplesOption = 4,
+        seq_len: SeqLenOption = 256,
+        batch_size: BatchSizeOption = 4,
         seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
         plot: Annotated[
             Path | None, typer.Option(metavar="FILE", help="Write the front as an HTML plot.")
