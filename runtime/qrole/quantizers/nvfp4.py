@@ -309,10 +309,16 @@ def _random_bytes(x: torch.Tensor, generator: torch.Generator | None) -> torch.T
     import torch
 
     device = generator.device if generator is not None else x.device
-    drawn = torch.randint(
-        0, 256, tuple(x.shape), dtype=torch.uint8, device=device, generator=generator
+    # Whole words: a byte drawn alone costs as much as a word of eight.
+    words = torch.randint(
+        -(1 << 63),
+        (1 << 63) - 1,
+        (-(-x.numel() // 8),),
+        dtype=torch.int64,
+        device=device,
+        generator=generator,
     )
-    return drawn.to(x.device)
+    return words.view(torch.uint8)[: x.numel()].view(x.shape).to(x.device)
 
 
 def _transpose_packed(packed: torch.Tensor, columns: int) -> torch.Tensor:

@@ -80,7 +80,7 @@ FORMATS: dict[str, tuple[Round, Callable[[], object]]] = {
     "nvfp4": (_nvfp4, lambda: NVFP4Quantizer()),
     "mxfp4": (_mxfp4, lambda: MXFP4Quantizer()),
 }
-OPTIONS = DataOptions(samples=2, seq_len=64, batch_size=2)
+OPTIONS = DataOptions(samples=2, seq_len=256, batch_size=2)
 
 
 @contextmanager
@@ -123,10 +123,10 @@ def test_kl_ranks_the_formats_and_agrees_with_plain_torch(smollm2: Path) -> None
     expected = [_oracle_kl(model, round_) for round_, _ in FORMATS.values()]
     assert all(kl is not None for kl in found)
     kls = dict(zip(FORMATS, found, strict=True))
-    # MXFP8's scales are rounded up, which costs it no saturation: it is no worse than FP8 then.
-    assert 2 * max(kls["fp8"], kls["mxfp8"]) < kls["nvfp4"], kls
-    assert 1.5 * kls["nvfp4"] < kls["mxfp4"], kls
-    # One flipped rounding in an early layer draws other errors in all later ones, and 128 tokens
-    # do not average that out; single layers are held to their definition in tests/runtime/execute.
+    # MXFP8's scales are rounded up, so that nothing saturates: it is as good as FP8 here, and which
+    # of the two is ahead changes with the sample. The 4-bit formats follow with clear gaps.
+    assert kls["fp8"] == pytest.approx(kls["mxfp8"], rel=0.2), kls
+    assert 5 * max(kls["fp8"], kls["mxfp8"]) < kls["nvfp4"], kls
+    assert 2 * kls["nvfp4"] < kls["mxfp4"], kls
     for name, kl, oracle in zip(FORMATS, found, expected, strict=True):
-        assert kl == pytest.approx(oracle, rel=0.25), (name, found, expected)
+        assert kl == pytest.approx(oracle, rel=0.1), (name, found, expected)
