@@ -54,7 +54,9 @@ def test_a_directory_that_is_not_quantized(cli: Cli, minilm: Path) -> None:
 
 
 def test_a_layer_without_any_error_is_json_too(cli, tmp_path):
-    exact = "import torch\nfrom torch import nn\ndef build():\n    m = nn.Linear(32, 32, bias=False)\n"
+    exact = (
+        "import torch\nfrom torch import nn\ndef build():\n    m = nn.Linear(32, 32, bias=False)\n"
+    )
     exact += "    m.weight.data = torch.eye(32)\n    return m\n"
     (tmp_path / "exact.py").write_text(exact)
     assert cli("apply", tmp_path / "exact.py", "-f", "mxfp8", "-o", tmp_path / "out").code == 0
