@@ -14,8 +14,8 @@ from qrole_kernels.products import product_of
 
 __all__ = ["Operand", "check_pairing", "gemm"]
 
-ROWS_PER_TILE = 512
-"""Rows of the right operand that are decoded at a time: they stay in the cache until multiplied."""
+ROWS_PER_TILE = 2048
+"""Rows of the right operand that are decoded at a time, which bounds the memory that it takes."""
 
 
 def gemm(
@@ -52,9 +52,25 @@ def quantized_gemm(
     prepared = product.prepare(x)
     for start in range(0, columns, ROWS_PER_TILE):
         tile = slice(start, min(start + ROWS_PER_TILE, columns))
-        part = product.multiply(prepared, product.prepare(w.rows(tile.start, tile.stop)))
-        y[:, tile] = part if bias is None else part + bias[tile].float()
+        right_tile = product.prepare(w.rows(tile.start, tile.stop))
+        sums, factors = product.multiply(prepared, right_tile)
+        _finish(sums, factors, None if bias is None else bias[tile].float(), y[:, tile])
     return y
+
+
+def _finish(sums: Tensor, factors: list[Tensor], bias: Tensor | None, out: Tensor) -> None:
+    """Multiplies, adds the bias, and rounds to the dtype of `out`: as few passes as there can be.
+
+    Every step is an fp32 operation, the last one included, whose result alone is rounded.
+    """
+    for factor in factors if bias is not None else factors[:-1]:
+        sums.mul_(factor)
+    if bias is not None:
+        torch.add(sums, bias, out=out)
+    elif factors:
+        torch.mul(sums, factors[-1], out=out)
+    else:
+        out.copy_(sums)
 
 
 def _on_cuda(

@@ -43,10 +43,15 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Product:
-    """`multiply` of two prepared operands (M, K) and (N, K) is their fp32 product (M, N)."""
+    """How operands are decoded, and how two decoded ones (M, K) and (N, K) are multiplied.
+
+    Attributes:
+        prepare: Decodes an operand.
+        multiply: The fp32 sums (M, N), and the factors that they are multiplied with in turn.
+    """
 
     prepare: Callable[[Operand], Prepared]
-    multiply: Callable[[Prepared, Prepared], Tensor]
+    multiply: Callable[[Prepared, Prepared], tuple[Tensor, list[Tensor]]]
 
 
 def product_of(left: Operand, right: Operand) -> Product:
@@ -83,17 +88,17 @@ def _prepare_fp8(operand: Operand) -> Prepared:
     return Prepared(operand, values if data is operand.data else values.t())
 
 
-def _multiply_scaled(left: Prepared, right: Prepared) -> Tensor:
+def _multiply_scaled(left: Prepared, right: Prepared) -> tuple[Tensor, list[Tensor]]:
     """One scale per tensor or row on either side."""
-    y = ops.matmul_f32(left.values, right.values, True)
-    return y * _scale(left.operand).view(-1, 1) * _scale(right.operand).view(1, -1)
+    sums = ops.matmul_f32(left.values, right.values, True)
+    return sums, [_scale(left.operand).view(-1, 1), _scale(right.operand).view(1, -1)]
 
 
-def _multiply_blocks(left: Prepared, right: Prepared) -> Tensor:
+def _multiply_blocks(left: Prepared, right: Prepared) -> tuple[Tensor, list[Tensor]]:
     """Partial products, scaled and added up."""
     scales = _scale(left.operand), _scale(right.operand)
     rows = _block_rows(left.operand), _block_rows(right.operand)
-    return ops.matmul_fp8_block(left.values, right.values, *scales, *rows)
+    return ops.matmul_fp8_block(left.values, right.values, *scales, *rows), []
 
 
 def _prepare_nvfp4(operand: Operand) -> Prepared:
@@ -104,12 +109,12 @@ def _prepare_nvfp4(operand: Operand) -> Prepared:
     return Prepared(operand, values[:, : operand.shape[1]])
 
 
-def _multiply_nvfp4(left: Prepared, right: Prepared) -> Tensor:
+def _multiply_nvfp4(left: Prepared, right: Prepared) -> tuple[Tensor, list[Tensor]]:
     """Amax of both sides and the range of the formats are one factor of the result."""
-    y = ops.matmul_f32(left.values, right.values, True)
+    sums = ops.matmul_f32(left.values, right.values, True)
     amax = _amax(left.operand).view(-1, 1) * _amax(right.operand).view(1, -1)
     full = 36 * left.operand.e4m3_max * right.operand.e4m3_max
-    return y * (amax * torch.full_like(amax, 1 / full))
+    return sums, [amax * torch.full_like(amax, 1 / full)]
 
 
 def _decode_mxfp8(operand: Operand, scale: Tensor) -> Tensor:
@@ -171,15 +176,17 @@ def _is_wide(code: Tensor, top: Tensor, values: Tensor) -> bool:
     return bool(((values != 0) & (values.abs() < SMALLEST_VALUE)).any())
 
 
-def _multiply_folded(left: Prepared, right: Prepared) -> Tensor:
+def _multiply_folded(left: Prepared, right: Prepared) -> tuple[Tensor, list[Tensor]]:
     """The powers of two that were taken out come back."""
     assert left.exponent is not None
     assert right.exponent is not None
-    y = ops.matmul_f32(left.values, right.values, left.bf16_exact and right.bf16_exact)
+    is_exact = left.bf16_exact and right.bf16_exact
+    sums = ops.matmul_f32(left.values, right.values, is_exact)
     exponent = left.exponent + right.exponent
-    # In two steps, since the sum of two exponents may be outside of fp32.
     first = exponent.clamp(-E8M0.bias, E8M0.bias)
-    return y * _power_of_two(first) * _power_of_two(exponent - first)
+    # In two steps where the sum of two exponents is outside of fp32.
+    parts = [first] if bool(exponent == first) else [first, exponent - first]
+    return sums, [_power_of_two(part) for part in parts]
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:
