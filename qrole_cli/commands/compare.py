@@ -318,6 +318,12 @@ def _tell_github(gate: Gate, most: int) -> None:
 
 def _say(report: Report, violations: tuple[Violation, ...], more: int) -> None:
     for candidate in report.candidates:
+        covered = min((gemm.coverage for gemm in candidate.gemms), default=1.0)
+        if covered < 1.0:
+            note(
+                f"{candidate.factory}: errors of GEMMs are those of evenly spaced rows, "
+                f"{covered:.1%} of the rows or more; all else is measured whole"
+            )
         for layer, readers in candidate.not_computed.items():
             how = f"; its weight was read by {', '.join(readers)}" if readers else ""
             warn(f"{candidate.factory}: {layer} did not run with quantized operands{how}")

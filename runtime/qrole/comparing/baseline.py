@@ -48,6 +48,8 @@ def _named(where: str, metric: str, value: Any) -> Iterator[tuple[str, float]]:
 
 def spread_over_seeds(runs: Sequence[tuple[CandidateReport, ...]]) -> dict[str, float]:
     """Largest minus smallest error over repeated seeds, where the two differ."""
+    if len(runs) < 2:
+        return {}
     seen: dict[str, list[float]] = {}
     for run in runs:
         for candidate in run:

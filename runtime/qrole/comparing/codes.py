@@ -22,11 +22,19 @@ _E2M1_MAX = 6.0
 def nonzero_codes(codes: torch.Tensor, element: str) -> int:
     """Number of codes that are neither +0 nor -0; two to a byte for E2M1."""
     masks = (0x07, 0x70) if element == "e2m1" else (0x7F,)
-    return sum(
-        int(torch.count_nonzero(piece & mask))
-        for piece in pieces(codes.contiguous().view(-1))
-        for mask in masks
-    )
+    flat = codes.contiguous().view(-1)
+    return sum(_with_bits(flat, mask) for mask in masks)
+
+
+def _with_bits(codes: torch.Tensor, mask: int) -> int:
+    """Number of bytes, of a flat tensor, in which any bit of the mask is set."""
+    if not is_compiled(codes):
+        return int(torch.count_nonzero(codes & mask))
+    from qrole_kernels.cpu.counts import STEP, host_masked
+
+    whole = codes.numel() - codes.numel() % STEP
+    rest = int(torch.count_nonzero(codes[whole:] & mask))
+    return rest + host_masked(codes.data_ptr(), whole, mask)
 
 
 def scale_values(data: Representation, form: OperandFormat) -> torch.Tensor | None:
@@ -72,7 +80,7 @@ def _beyond_blocks(x_RC: torch.Tensor, limits: torch.Tensor, block: int) -> int:
     padded = pad(x_RC, (0, missing)) if missing else x_RC
     x, limits = padded.float().contiguous(), limits.contiguous()
     if is_compiled(x):
-        from qrole_kernels.cpu.beyond import host_beyond
+        from qrole_kernels.cpu.counts import host_beyond
 
         return host_beyond(x.data_ptr(), limits.data_ptr(), limits.numel(), block)
     blocks = x.view(*limits.shape, block)

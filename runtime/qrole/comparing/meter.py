@@ -20,7 +20,11 @@ if TYPE_CHECKING:
     from qrole.quantizers.base import OperandFormat, Quantizer
     from qrole.quantizers.tensor import QuantizedTensor, Representation
 
-__all__ = ["Meter", "RepresentationStats", "Tape", "all_finite"]
+__all__ = ["Meter", "ProductStats", "RepresentationStats", "Tape", "all_finite"]
+
+_EXACT_ROWS = 256
+"""Rows of each result for which the exact product is computed beside it. All rows would cost as
+much as the model itself; the errors of this many are known to a fraction of a dB."""
 
 Tape = dict[tuple[Layer, int], list[torch.Tensor]]
 
@@ -71,6 +75,24 @@ class RepresentationStats:
         return math.log2(self.largest) - math.log2(self.smallest)
 
 
+@dataclass
+class ProductStats:
+    """One GEMM of one layer, over all its results.
+
+    Attributes:
+        error: Rows of the results against the product of the unquantized operands.
+        numel: Elements of the results, compared or not.
+    """
+
+    error: ErrorMoments = field(default_factory=ErrorMoments)
+    numel: int = 0
+
+    @property
+    def coverage(self) -> float:
+        """Share of the results that was compared."""
+        return self.error.numel / self.numel
+
+
 class Meter(Observer):
     """Accumulates statistics per slot and representation, per GEMM, and per layer.
 
@@ -86,7 +108,7 @@ class Meter(Observer):
 
     def __init__(self) -> None:
         self.slots: dict[tuple[str, Usage], RepresentationStats] = defaultdict(RepresentationStats)
-        self.gemms: dict[tuple[Layer, Gemm], ErrorMoments] = defaultdict(ErrorMoments)
+        self.gemms: dict[tuple[Layer, Gemm], ProductStats] = defaultdict(ProductStats)
         self.layers: dict[Layer, ErrorMoments] = defaultdict(ErrorMoments)
         self.rerouted: dict[Layer, int] = defaultdict(int)
         self.first_nonfinite = ""
@@ -146,12 +168,15 @@ class Meter(Observer):
         result: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> None:
-        """Adds one GEMM, against the same product of unquantized operands."""
+        """Adds one GEMM, against the same product of unquantized operands in some of its rows."""
+        rows = slice(None, None, -(-result.shape[0] // _EXACT_ROWS))
         with torch.no_grad():
-            exact = torch.mm(left, right) if bias is None else torch.addmm(bias, left, right)
-        moments = self.gemms[(layer, gemm)]
-        moments.add(exact, result)
-        if not math.isfinite(moments.error_sq):
+            exact = torch.mm(left[rows], right)
+            exact = exact if bias is None else exact.add_(bias)
+        stats = self.gemms[(layer, gemm)]
+        stats.numel += result.numel()
+        stats.error.add(exact, result[rows])
+        if not all_finite(result):
             self._blame(f"{gemm} of {layer.name}")
 
     def output(self, layer: Layer, copy: int, output_MN: torch.Tensor) -> None:

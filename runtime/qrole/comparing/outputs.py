@@ -49,6 +49,7 @@ _KEEPS_SCORES = frozenset(
     }
 )
 _CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+_NO_TARGET = -100
 
 
 @dataclass(frozen=True)
@@ -199,11 +200,10 @@ def _token_ids(batch: Batch) -> torch.Tensor | None:
 
 
 def _next_token(logits: torch.Tensor, tokens: torch.Tensor, batch: Batch) -> torch.Tensor:
-    targets = tokens[:, 1:].clone()
+    # The last position has no target; to leave it out of the logits would copy all others.
+    targets = F.pad(tokens[:, 1:], (0, 1), value=_NO_TARGET)
     assert isinstance(batch, dict)
     mask = batch.get("attention_mask")
     if isinstance(mask, torch.Tensor) and mask.shape == tokens.shape:
-        targets[mask[:, 1:] == 0] = -100
-    return F.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(), targets.flatten(), ignore_index=-100
-    )
+        targets[:, :-1].masked_fill_(mask[:, 1:] == 0, _NO_TARGET)
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), ignore_index=_NO_TARGET)

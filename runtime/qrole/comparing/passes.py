@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from qrole.comparing.candidate import Candidate
+from qrole.comparing.candidate import Candidate, OutputStats
 from qrole.comparing.meter import Tape, all_finite
 from qrole.comparing.moments import ErrorMoments
 from qrole.comparing.outputs import (
@@ -26,6 +26,9 @@ from qrole.errors import UsageError
 from qrole.execute import Layer, Observer, PlanState, WeightCache, executing
 
 __all__ = ["Reference", "run_candidate", "run_reference"]
+
+_CACHED = 1 << 18
+"""Elements of which a processor's cache holds a few copies."""
 
 
 @dataclass(frozen=True)
@@ -181,13 +184,18 @@ def _compare_outputs(
     found.error.add(expected, output)
     if found.error.nonfinite:
         candidate.blame("the model's output")
-    if not logits:
-        return
-    p_NV, q_NV = expected.flatten(0, -2), output.flatten(0, -2)
-    for p, q in zip(torch.split(p_NV, 256), torch.split(q_NV, 256), strict=True):
+    if logits:
+        _compare_classes(found, expected.flatten(0, -2), output.flatten(0, -2))
+
+
+def _compare_classes(found: OutputStats, p_NV: torch.Tensor, q_NV: torch.Tensor) -> None:
+    """Adds the logits of N positions, V classes each, a few rows at a time."""
+    rows = max(1, _CACHED // p_NV.shape[1])
+    for p, q in zip(torch.split(p_NV, rows), torch.split(q_NV, rows), strict=True):
         log_p, log_q = p.float().log_softmax(-1), q.float().log_softmax(-1)
-        found.kl_sum += torch.sum(log_p.exp() * (log_p - log_q)).item()
-        found.agreements += int((p.argmax(-1) == q.argmax(-1)).sum())
+        found.kl_sum += torch.sum(log_p.exp().mul_(log_p.sub_(log_q))).item()
+        best = p.argmax(-1, keepdim=True)
+        found.agreements += int((q.gather(-1, best).squeeze(-1) == q.amax(-1)).sum())
     found.positions += p_NV.shape[0]
 
 

@@ -97,7 +97,9 @@ class GemmReport:
         gemm: `fprop`, `dgrad` or `wgrad`.
         sqnr_db: dB; infinite where nothing was lost, None without signal.
         rel_err: Norm of the error over norm of the exact result.
-        max_abs_err: Largest absolute error.
+        max_abs_err: Largest absolute error in the rows that were compared.
+        coverage: Share of the results that was compared: of one with more than 256 rows, every
+            second, third, ..., so that no more than 256 are; 1.0 is everything.
     """
 
     module: str
@@ -106,6 +108,7 @@ class GemmReport:
     sqnr_db: float | None
     rel_err: float | None
     max_abs_err: float
+    coverage: float
 
     @property
     def layer(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from qrole.comparing.candidate import Candidate
-from qrole.comparing.meter import Meter, RepresentationStats
+from qrole.comparing.meter import Meter, ProductStats, RepresentationStats
 from qrole.comparing.moments import ErrorMoments
 from qrole.comparing.report import (
     CandidateReport,
@@ -19,7 +19,7 @@ from qrole.comparing.report import (
 from qrole.errors import NothingMatchedError
 from qrole.execute import Layer, layers_of
 from qrole.plans import Decision
-from qrole.roles import QuantizerRole, Usage
+from qrole.roles import Gemm, QuantizerRole, Usage
 
 __all__ = ["candidate_report", "sensitivity_report"]
 
@@ -47,10 +47,7 @@ def candidate_report(c: Candidate, reference_loss: float, batches: int) -> Candi
         model=_model_report(c, reference_loss, batches),
         layers=tuple(_layer_report(meter, layer) for layer in layers if layer in ran),
         slots=tuple(_slot_reports(c, meter)),
-        gemms=tuple(
-            GemmReport(layer.module, layer.group, gemm.value, m.sqnr_db, m.rel_err, m.max_abs_err)
-            for (layer, gemm), m in meter.gemms.items()
-        ),
+        gemms=tuple(_gemm_report(*key, stats) for key, stats in meter.gemms.items()),
         parameters=tuple(
             ParameterReport(name, m.cosine, m.rel_err, _norm_ratio(m))
             for name, m in sorted(c.grads.items())
@@ -91,6 +88,19 @@ def _model_report(c: Candidate, reference_loss: float, batches: int) -> ModelRep
         grad_cosine=grads.cosine if c.grads else None,
         grad_rel_err=grads.rel_err if c.grads else None,
         first_nonfinite=c.first_nonfinite,
+    )
+
+
+def _gemm_report(layer: Layer, gemm: Gemm, stats: ProductStats) -> GemmReport:
+    m = stats.error
+    return GemmReport(
+        module=layer.module,
+        group=layer.group,
+        gemm=gemm.value,
+        sqnr_db=m.sqnr_db,
+        rel_err=m.rel_err,
+        max_abs_err=m.max_abs_err,
+        coverage=stats.coverage,
     )
 
 

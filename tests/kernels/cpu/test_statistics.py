@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from qrole_kernels.cpu.beyond import host_beyond
+from qrole_kernels.cpu.counts import STEP, host_beyond, host_masked
 from qrole_kernels.cpu.difference import CHUNK, LANES, STATISTICS, host_difference
 
 
@@ -39,3 +39,14 @@ def test_beyond(blocks: int, block: int) -> None:
     x[0] = float("nan")
     found = host_beyond(x.data_ptr(), limits.data_ptr(), blocks, block)
     assert found == int((x.view(blocks, block).abs() > limits[:, None]).sum())
+
+
+@pytest.mark.parametrize("count", [0, STEP, 1000 * STEP, (1 << 22) + STEP])
+@pytest.mark.parametrize("mask", [0x07, 0x70, 0x7F, 0xFF])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_masked(count: int, mask: int, threads: int) -> None:
+    codes = torch.randint(0, 256, (count,), generator=torch.Generator().manual_seed(0))
+    codes = codes.to(torch.uint8)
+    codes[::5] = 0x80
+    found = host_masked(codes.data_ptr(), count, mask, threads=threads)
+    assert found == int(torch.count_nonzero(codes & mask))

@@ -11,9 +11,13 @@ import torch
 from torch import nn
 
 from qrole.comparing import DataOptions, compare
+from qrole.comparing.meter import Meter
+from qrole.dtypes import DType
 from qrole.errors import NothingMatchedError, UnknownNameError, UsageError
+from qrole.execute import Layer
 from qrole.loading import LoadedModel, load_model
-from qrole.quantizers import IdentityQuantizer, NVFP4Quantizer
+from qrole.quantizers import IdentityQuantizer, MXFP8Quantizer, NVFP4Quantizer
+from qrole.roles import Gemm
 
 
 def _loaded(module: nn.Module, *inputs: torch.Tensor) -> LoadedModel:
@@ -53,6 +57,31 @@ def test_one_layer_by_hand() -> None:
     assert gemm.rel_err == pytest.approx(rel_err, rel=1e-4)
     assert gemm.max_abs_err == pytest.approx(noise.abs().max().item(), rel=1e-3)
     assert out.rel_err == found.model.rel_err == pytest.approx(rel_err, rel=1e-4)
+
+
+def test_long_results_are_compared_in_evenly_spaced_rows() -> None:
+    torch.manual_seed(0)
+    layer, x = nn.Linear(64, 48, bias=True), torch.randn(1000, 64)
+    (found,) = compare(_loaded(layer, x), "mxfp8").candidates
+    of = {gemm.gemm: gemm for gemm in found.gemms}
+    assert of["fprop"].coverage == 0.25
+    assert of["wgrad"].coverage == 1.0
+    w, bias = layer.weight.detach(), layer.bias.detach()
+    quantize = MXFP8Quantizer(DType.kFloat8E4M3)
+    quantized = quantize(x).dequantize() @ quantize(w).dequantize().t() + bias
+    error, exact = (quantized - x @ w.t() - bias)[::4], (x @ w.t() + bias)[::4]
+    assert of["fprop"].rel_err == pytest.approx((error.norm() / exact.norm()).item(), rel=1e-3)
+    assert of["fprop"].max_abs_err == pytest.approx(error.abs().max().item(), rel=1e-3)
+
+
+def test_a_result_that_is_not_finite_is_found_in_any_row() -> None:
+    layer, meter = Layer("m", "", {}, 1, ("m.weight",)), Meter()
+    left, right = torch.randn(1000, 16), torch.randn(16, 8)
+    result = left @ right
+    result[1, 3] = math.inf
+    meter.product(layer, Gemm.DGRAD, 0, left, right, result, None)
+    assert meter.gemms[(layer, Gemm.DGRAD)].error.nonfinite == 0
+    assert meter.first_nonfinite == f"dgrad of {layer.name}"
 
 
 def test_equal_seeds_give_equal_bytes(samples: Path) -> None:
