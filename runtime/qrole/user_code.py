@@ -40,7 +40,13 @@ def _is_ours(file: str) -> bool:
 
 
 @contextlib.contextmanager
-def running_user_code(what: str, file: str | None) -> Iterator[None]:
+def running_user_code(
+    what: str,
+    file: str | None,
+    *,
+    expected: str = "a file that runs without an exception",
+    hint: str = "the traceback names the line in your file",
+) -> Iterator[None]:
     """Maps whatever the user's code raises to UserCodeError; qrole's own errors pass.
 
     Where TransformerEngine is not installed, the code can import it from here on; functions import
@@ -49,6 +55,8 @@ def running_user_code(what: str, file: str | None) -> Iterator[None]:
     Args:
         what: What was being run, for the message, such as `model.py` or `build() of model.py`.
         file: The user's file, for the traceback.
+        expected: What would not have raised.
+        hint: What to do.
     """
     te_shim.activate()
     try:
@@ -65,8 +73,8 @@ def running_user_code(what: str, file: str | None) -> Iterator[None]:
         raise UserCodeError(
             f"{what} raised {type(error).__name__}: {error}",
             traceback=user_traceback(error, file),
-            expected="a file that runs without an exception",
-            hint="the traceback names the line in your file",
+            expected=expected,
+            hint=hint,
         ) from error
 
 

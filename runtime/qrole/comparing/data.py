@@ -25,6 +25,7 @@ _CHOICES = (
     "--data FILE (.txt with the model's tokenizer, .jsonl, .safetensors), or a model file with "
     "calibration_data() or example_inputs()"
 )
+_TOKENS = "input_ids"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def load_data(model: LoadedModel, options: DataOptions) -> Data:
     elif model.example_inputs is not None:
         with running_user_code("example_inputs()", None):
             batches, source = [_as_batch(model.example_inputs())], "example_inputs()"
-    elif _has_tokenizer(model):
+    elif _has_tokenizer(model) and _main_input(model) == _TOKENS:
         batches, source = _from_text(model, options, _builtin_text()), "pydoc_data.topics"
     else:
         raise UsageError(
@@ -251,6 +252,11 @@ def _from_text(model: LoadedModel, options: DataOptions, text: str) -> list[Batc
     return _tokenized(model, options, lines[: options.samples])
 
 
+def _main_input(model: LoadedModel) -> str:
+    """The keyword that transformers says a model cannot do without."""
+    return str(getattr(model.module, "main_input_name", _TOKENS))
+
+
 def _is_causal(model: LoadedModel) -> bool:
     return type(model.module).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
@@ -261,6 +267,13 @@ def _tokenizer(model: LoadedModel) -> Any:
             f"{model.spec} has no tokenizer, so text cannot be turned into its inputs",
             expected="a HuggingFace directory with tokenizer.json or vocab.txt",
             hint="name a .safetensors file whose tensors are forward()'s keywords",
+        )
+    if _main_input(model) != _TOKENS:
+        raise UsageError(
+            f"{model.spec} reads {_main_input(model)}, which text does not give",
+            expected="a .safetensors file whose tensors are forward()'s keywords",
+            hint="save a few inputs as the model's processor makes them, or write a model file "
+            "with example_inputs()",
         )
     transformers = require_transformers("tokenizing text")
     assert model.directory is not None

@@ -78,7 +78,12 @@ def running_forward(model: Any) -> AbstractContextManager[None]:
         file = inspect.getsourcefile(type(model))
     except (OSError, TypeError):
         file = None
-    return running_user_code(f"the forward pass of {type(model).__name__}", file)
+    return running_user_code(
+        f"the forward pass of {type(model).__name__}",
+        file,
+        expected=f"inputs for forward({', '.join(inspect.signature(model.forward).parameters)})",
+        hint="give inputs that it takes, or correct the line that the traceback names",
+    )
 
 
 def output_of(raw: Any) -> OutputView:
