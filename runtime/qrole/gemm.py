@@ -49,6 +49,8 @@ def fprop(
     """
     left, right = _Side(x, Usage.ROWWISE), _Side(w, Usage.ROWWISE)
     y_MN = _product(Gemm.FPROP, left, right, bias, out_dtype)
+    if len(left.shape) == 2:
+        return y_MN  # A view made inside an autograd function could not be changed in place.
     return y_MN.reshape(*left.shape[:-1], y_MN.shape[1])
 
 

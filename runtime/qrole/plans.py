@@ -98,6 +98,7 @@ class Inventory:
         emitters: For each module with slots, the name of the emitter that gave them.
         tied: Groups of parameter names that share one tensor.
         notes: Things the user should know, in sentences.
+        attention: Attention was asked for: a run under a plan computes it by its slots.
     """
 
     model: str
@@ -107,6 +108,7 @@ class Inventory:
     emitters: dict[str, str] = field(default_factory=dict)
     tied: tuple[tuple[str, ...], ...] = ()
     notes: tuple[str, ...] = ()
+    attention: bool = False
 
     def slot(self, slot_id: str) -> Slot:
         """The slot of an id `module:direction[index]`.
@@ -388,10 +390,20 @@ def _check_answer(slot: Slot, factory: Factory, answer: object) -> None:
             expected="a quantizer; None does not mean 'leave in high precision'",
             hint="return IdentityQuantizer() for a tensor that is not quantized",
         )
+    returned = _described(answer)
     raise FactoryError(
-        f"factory {factory.name} returned {answer!r} of type {type(answer).__name__} "
-        f"for slot {slot.id} with role {slot.role}",
+        f"factory {factory.name} returned {returned} for slot {slot.id} with role {slot.role}",
         fault="type",
+        returned=returned,
         expected="an instance of qrole.Quantizer or qrole.QuantizerRequest",
         hint="return a quantizer object, not its class or its name",
     )
+
+
+def _described(answer: object) -> str:
+    """What a factory returned, equal for equal mistakes: no addresses."""
+    if isinstance(answer, type):
+        return f"the class {answer.__name__}"
+    if isinstance(answer, (str, int, float)):
+        return f"{answer!r} of type {type(answer).__name__}"
+    return f"an object of type {type(answer).__name__}"

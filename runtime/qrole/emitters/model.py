@@ -88,6 +88,7 @@ def walk_module(
         emitters=by,
         tied=_tied(module),
         notes=tuple(notes),
+        attention=options.attention,
     )
 
 

@@ -1,13 +1,15 @@
-"""The linear layers of a plan, and which one a tensor is the weight of."""
+"""The layers of a plan, and which one a tensor is the weight of."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from qrole.execute.gathers import Gather, Picked
+from qrole.execute.storage_notes import StorageNotes
 from qrole.plans import Decision, Plan
 
 if TYPE_CHECKING:
@@ -17,18 +19,21 @@ if TYPE_CHECKING:
 __all__ = ["Layer", "Match", "WeightTable", "layers_of"]
 
 _CAST_FROM = "_qrole_cast_from"
+_LINEAR = ("input", "weight", "grad_output")
+_ATTENTION = ("qkv", "o", "s", "dqkv", "do", "dp")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One linear layer: the slots that feed the same three GEMMs.
+    """One linear layer, whose slots feed the same three GEMMs, or one attention.
 
     Attributes:
         module: Dotted path of the module that owns the slots.
         group: Which of the module's layers.
-        slots: Decisions by operand: `input`, `weight`, `grad_output`.
+        slots: Decisions by operand: `input`, `weight`, `grad_output`; of an attention `qkv`, `o`,
+            `s`, `dqkv`, `do`, `dp`.
         copies: Number of experts; 1 for a plain layer.
-        parameters: Full names of the weight, more than one where it is tied.
+        parameters: Full names of the weight, more than one where it is tied; none of an attention.
     """
 
     module: str
@@ -43,6 +48,11 @@ class Layer:
         return ".".join(part for part in (self.module, self.group) if part) or "."
 
     @property
+    def is_attention(self) -> bool:
+        """Whether the slots are those of an attention."""
+        return "qkv" in self.slots
+
+    @property
     def quantized(self) -> bool:
         """Whether any operand is stored in less than high precision."""
         formats = [f for d in self.slots.values() for f in (d.rowwise, d.columnwise)]
@@ -50,16 +60,21 @@ class Layer:
 
 
 def layers_of(plan: Plan) -> tuple[Layer, ...]:
-    """The plan's linear layers with a weight, in the order of the inventory."""
+    """The plan's linear layers with a weight, in the order of the inventory.
+
+    Attention is among them where the inventory was asked for it.
+    """
+    operands = _LINEAR + (_ATTENTION if plan.inventory.attention else ())
     grouped: dict[tuple[str, str], dict[str, Decision]] = defaultdict(dict)
     for decision in plan:
         slot = decision.slot
-        if slot.consumed and slot.operand in ("input", "weight", "grad_output"):
+        if slot.consumed and slot.operand in operands:
             grouped[(slot.module, slot.group)][slot.operand] = decision
     return tuple(
-        Layer(module, group, slots, slots["weight"].slot.copies, slots["weight"].slot.parameters)
+        Layer(module, group, slots, slots[named].slot.copies, slots[named].slot.parameters)
         for (module, group), slots in grouped.items()
-        if "weight" in slots
+        for named in ("weight", "qkv")
+        if named in slots
     )
 
 
@@ -71,11 +86,13 @@ class Match:
         layer: The layer.
         copy: Index of the expert that the view begins with; 0 for a plain layer.
         stable: The tensor shares memory with a parameter whose version counter can be trusted.
+        picked: Which experts' matrices the tensor holds copies of; None where it is the weight.
     """
 
     layer: Layer
     copy: int
     stable: bool
+    picked: Picked | None = None
 
 
 class WeightTable:
@@ -93,6 +110,7 @@ class WeightTable:
         self._by_storage: dict[int, list[tuple[Layer, torch.Tensor]]] = defaultdict(list)
         self._running: list[str] = []
         self._sharded: set[Layer] = set()
+        self._gathers: StorageNotes[Gather] = StorageNotes()
         for layer in layers:
             self._by_module[layer.module].append(layer)
             self._note(layer)
@@ -120,12 +138,18 @@ class WeightTable:
         except NotImplementedError:
             return None
         if not found:
-            return None
+            return self._find_gathered(view)
         layer, parameter = self._serving(found)
         copy = 0
         if layer.copies > 1 and parameter.dim() == 3:
             copy = (view.storage_offset() - parameter.storage_offset()) // parameter.stride(0)
         return Match(layer, copy, view is tensor and layer not in self._sharded)
+
+    def _find_gathered(self, tensor: torch.Tensor) -> Match | None:
+        gather = self._gathers.get(tensor)
+        picked = gather.seen_by(tensor) if gather is not None else None
+        match = self.find(picked.matrices) if picked is not None else None
+        return match if match is None else replace(match, picked=picked)
 
     def _serving(self, found: list[tuple[Layer, torch.Tensor]]) -> tuple[Layer, torch.Tensor]:
         """Of several layers with one weight, the one whose module is running."""
@@ -140,6 +164,20 @@ class WeightTable:
         """Remembers that `result` holds a weight's values in another dtype."""
         if result is not source and self.find(source) is not None:
             setattr(result, _CAST_FROM, getattr(source, _CAST_FROM, source))
+
+    def mark_gathered(self, source: torch.Tensor, experts: torch.Tensor, made: Any) -> None:
+        """Remembers that `made` holds copies of some experts' matrices."""
+        match = self.find(source)
+        if match is not None and match.picked is None and match.layer.copies > 1:
+            self._gathers.put(made, Gather.of(source, experts, made))
+
+    def running_attention(self) -> Layer | None:
+        """The attention whose module is running, the innermost one."""
+        for path in reversed(self._running):
+            for layer in self._by_module[path]:
+                if layer.is_attention:
+                    return layer
+        return None
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -164,4 +202,5 @@ class WeightTable:
                 undo.callback(handle.remove)
                 undo.callback(module.register_forward_hook(leave, always_call=True).remove)
             undo.callback(self._running.clear)
+            undo.callback(self._gathers.clear)
             yield

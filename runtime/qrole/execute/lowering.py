@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 
+from qrole.execute.gathers import Picked
 from qrole.execute.layers import Match
 
 if TYPE_CHECKING:
@@ -34,10 +35,13 @@ def _matmul(run: Execution, left: torch.Tensor, right: torch.Tensor) -> Any:
     match = run.table.find(right)
     if match is not None:
         return _times(run, match, left, right)
-    match = run.table.find(left)
-    if match is None or right.dim() < 2:
+    if run.table.find(left) is None or min(left.dim(), right.dim()) < 2:
         return NotImplemented
-    flipped = _times(run, match, right.mT, left.mT)
+    weight = left.mT
+    match = run.table.find(weight)
+    if match is None:
+        return NotImplemented
+    flipped = _times(run, match, right.mT, weight)
     return flipped if flipped is NotImplemented else flipped.mT
 
 
@@ -49,11 +53,25 @@ def _times(run: Execution, match: Match, x: torch.Tensor, weight: torch.Tensor) 
     """Computes x @ weight: weight (K, N), or (E, K, N) with x (E, M, K)."""
     if weight.dim() == 2:
         return run.multiply(match, x, weight.t(), None)
-    if weight.dim() != 3 or x.dim() != 3 or x.shape[0] != weight.shape[0]:
+    if weight.dim() != 3 or x.dim() != 3 or x.shape[0] != weight.shape[0] or not x.shape[0]:
         return NotImplemented
+    if match.picked is not None:
+        return _times_picked(run, match, x, match.picked)
     return torch.stack(
         [run.multiply(_expert(match, i), x[i], weight[i].t(), None) for i in range(weight.shape[0])]
     )
+
+
+def _times_picked(run: Execution, match: Match, x_SMK: torch.Tensor, picked: Picked) -> Any:
+    """Computes x[i] @ matrices[experts[i]] for every i, an expert's rows together."""
+    experts = torch.tensor(picked.experts, device=x_SMK.device)
+    order = torch.argsort(experts, stable=True)
+    outputs = []
+    for expert in sorted(set(picked.experts)):
+        rows = torch.nonzero(experts == expert).flatten()
+        weight = picked.matrices[expert].t()
+        outputs.append(run.multiply(_expert(match, expert), x_SMK[rows], weight, None))
+    return torch.cat(outputs)[torch.argsort(order)]
 
 
 def _expert(match: Match, index: int) -> Match:
@@ -86,7 +104,7 @@ def _grouped_mm(
 ) -> Any:
     """Rows of x sorted by expert; `offs` holds the end of each expert's rows."""
     match = run.table.find(weight_EKN)
-    if match is None or offs is None or weight_EKN.dim() != 3 or x_SK.dim() != 2:
+    if match is None or match.picked or offs is None or weight_EKN.dim() != 3 or x_SK.dim() != 2:
         return NotImplemented
     outputs, start = [], 0
     for expert, end in enumerate(offs.tolist()):
@@ -138,13 +156,27 @@ def _contract(
     sizes = dict(zip(x_term, x.shape, strict=True)) | dict(zip(w_term, weight.shape, strict=True))
     x_parts = x.permute([x_term.index(c) for c in [*batch, *rows, *inner]])
     w_parts = weight.permute([w_term.index(c) for c in [*batch, *columns, *inner]])
+    order = [*batch, *rows, *columns]
+    if match.picked is not None:
+        if not batch or len(columns) > 1 or len(inner) > 1:
+            return NotImplemented
+        seen = run.table.find(w_parts.mT)
+        x_SMK = x_parts.flatten(1, -2) if rows else x_parts.unsqueeze(1)
+        found = NotImplemented if seen is None else _times(run, seen, x_SMK, w_parts.mT)
+        return found if found is NotImplemented else _arranged(found, order, sizes, output)
     pairs = list(zip(x_parts, w_parts, strict=True)) if batch else [(x_parts, w_parts)]
     results = []
     for i, (x_part, w_part) in enumerate(pairs):
         w_NK = w_part.flatten(0, len(columns) - 1).flatten(1)
         results.append(run.multiply(_expert(match, i), x_part.flatten(len(rows)), w_NK, None))
     found = torch.stack(results) if batch else results[0]
-    order = [*batch, *rows, *columns]
+    return _arranged(found, order, sizes, output)
+
+
+def _arranged(
+    found: torch.Tensor, order: list[str], sizes: dict[str, int], output: str
+) -> torch.Tensor:
+    """A result whose elements lie in the order of some dimensions, as the equation's output."""
     return found.reshape([sizes[c] for c in order]).permute([order.index(c) for c in output])
 
 

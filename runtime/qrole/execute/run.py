@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from qrole.execute.observer import Observer
 from qrole.execute.own_modules import own_modules, running_own_modules
 from qrole.execute.products import Call, quantized_linear
 from qrole.execute.state import PlanState
+from qrole.execute.storage_notes import StorageNotes
 from qrole.execute.weights import WeightCache
 from qrole.plans import Plan
 from qrole.quantizers.base import Quantizer
@@ -78,6 +79,7 @@ class Execution:
         self._latest: tuple[Any, torch.Tensor, QuantizedTensor] | None = None
         self._unrecorded: Counter[tuple[str, int]] = Counter()
         self._seen: WeakKeyDictionary[QuantizedTensor, Seen] = WeakKeyDictionary()
+        self._told: StorageNotes[ref[torch.Tensor]] = StorageNotes()
 
     def multiply(
         self, match: Match, x: torch.Tensor, w_NK: torch.Tensor, bias: torch.Tensor | None
@@ -183,6 +185,7 @@ class Execution:
         """Lets go of what only a run that goes on needs."""
         self.active = False
         self._latest = None
+        self._told.clear()
 
     def begin_backward(self, layer: Layer) -> None:
         """Checks that the run goes on, and sees to delayed scaling when this pass is done.
@@ -211,7 +214,17 @@ class Execution:
 
     def _saw_result(self, layer: Layer, copy: int, y_MN: torch.Tensor) -> None:
         self.rows[(layer, copy)] += y_MN.shape[0]
-        self.observer.output(layer, copy, y_MN.detach())
+        told = y_MN.detach()
+        self.observer.output(layer, copy, told)
+        self._told.put(told, ref(told))
+
+    def before_change(self, tensor: torch.Tensor) -> None:
+        """The model is about to write to a tensor; an observer may have kept it as an output."""
+        kept = self._told.get(tensor)
+        output = kept() if kept is not None else None
+        if output is not None:
+            output.data = output.clone()
+            self._told.drop(tensor)
 
     def _quantized_weight(
         self,
