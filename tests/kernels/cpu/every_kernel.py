@@ -5,7 +5,7 @@ from itertools import product
 
 from qrole_kernels.cpu import (
     amax,
-    beyond,
+    counts,
     difference,
     fp8,
     fp8_block,
@@ -24,7 +24,8 @@ VARIANTS: dict[KernelFamily, tuple[tuple[object, ...], ...]] = {
     amax.amax: (DTYPES,),
     amax.amax_or_nan: (DTYPES,),
     amax.amax_rows: (DTYPES,),
-    beyond.beyond: ((16, 128),),
+    counts.beyond: ((16, 128),),
+    counts.masked: (),
     difference.difference: (),
     fp8.quantize_fp8: (DTYPES, FP8, (False, True)),
     fp8.quantize_fp8_rows: (DTYPES, FP8),
