@@ -125,7 +125,7 @@ def _option(option: Any, kind: Any) -> tuple[str, str, str]:
 def _value(option: Any, kind: Any) -> str:
     """What an option takes: ` ` and words in code, nothing for a flag."""
     choices = option.metavar or ""
-    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+    if not choices and isinstance(kind, type) and issubclass(kind, enum.Enum):
         choices = "|".join(str(member.value) for member in kind)
     if not choices:
         names = {int: "N", float: "X", Path: "FILE", str: "TEXT"}
@@ -144,7 +144,7 @@ def _shown(value: Any) -> str:
 
 
 def _metavar(parameter: Any) -> str:
-    return str(parameter.metavar or parameter.name.upper())
+    return str(parameter.metavar or parameter.name.upper()) + "..." * (parameter.nargs != 1)
 
 
 def _exit_codes() -> str:

@@ -49,7 +49,8 @@ _NARROW = 80
 
 def _console(*, stderr: bool) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or "COLUMNS" in os.environ else _NARROW
+    terminal = stream is not None and stream.isatty()
+    width = None if terminal or "COLUMNS" in os.environ else _NARROW
     return Console(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 

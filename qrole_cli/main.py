@@ -17,11 +17,16 @@ from typer.core import TyperCommand, TyperGroup
 import qrole_cli.commands
 from qrole.errors import FactoryError, QroleError, UserCodeError
 from qrole_cli import console
+from qrole_cli.streams import guard_streams
 
 __all__ = ["app", "invoke", "run"]
 
 _INTERNAL = 3
 _INTERRUPTED = 130
+
+#: Options of qrole itself that stand before the command or after it.
+_EVERYWHERE = ("quiet", "verbose", "threads", "te_shim")
+_PANEL = "Before or after every command"
 
 
 class _Group(TyperGroup):
@@ -34,11 +39,37 @@ class _Group(TyperGroup):
         rank = {name: i for i, name in enumerate(self._order)}
         return sorted(super().list_commands(ctx), key=lambda name: rank.get(name, len(rank)))
 
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _typeless_flags(super().get_params(ctx))
+
+
+def _typeless_flags(params: list[Any]) -> list[Any]:
+    """Parameters whose help does not say of flags that they are true or false."""
+    for parameter in params:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    return params
+
 
 class _Command(TyperCommand):
-    """Leaves stdout to the command's data."""
+    """Takes the options of qrole itself too, and leaves stdout to the command's data."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        shared = [p for p in ctx.find_root().command.params if p.name in _EVERYWHERE]
+        return _typeless_flags([*super().get_params(ctx), *shared])
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [
+            piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)
+        ]
 
     def invoke(self, ctx: Any) -> Any:
+        given = {name: ctx.find_root().params[name] for name in _EVERYWHERE}
+        for name in _EVERYWHERE:
+            value = ctx.params.pop(name)
+            if ctx.get_parameter_source(name).name == "COMMANDLINE":
+                given[name] = value
+        _obey(**given)
         with console.data_on_stdout():
             return super().invoke(ctx)
 
@@ -63,17 +94,27 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def root(
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only data and failures.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show tracebacks.")] = False,
+    quiet: Annotated[
+        bool,
+        typer.Option("--quiet", "-q", help="Only data and failures.", rich_help_panel=_PANEL),
+    ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show tracebacks.", rich_help_panel=_PANEL)
+    ] = False,
     threads: Annotated[
         int | None,
-        typer.Option(min=1, help="Threads of the kernels; default: as many as torch uses."),
+        typer.Option(
+            min=1,
+            help="Threads of the kernels; default: as many as torch uses.",
+            rich_help_panel=_PANEL,
+        ),
     ] = None,
     te_shim: Annotated[
         bool,
         typer.Option(
             "--te-shim/--no-te-shim",
             help="Let files import transformer_engine where it is not installed.",
+            rich_help_panel=_PANEL,
         ),
     ] = True,
     version: Annotated[
@@ -82,6 +123,9 @@ def root(
     ] = False,
 ) -> None:
     """Which quantizer every tensor of a model gets: show it, check it, apply it, measure it."""
+
+
+def _obey(*, quiet: bool, verbose: bool, threads: int | None, te_shim: bool) -> None:
     console.settings.quiet = quiet
     console.settings.verbose = verbose
     if threads is not None:
@@ -100,13 +144,14 @@ def _register() -> None:
 def run(arguments: list[str] | None = None) -> None:
     """The console script: runs a command and exits with its code."""
     warnings.showwarning = _show_warning
+    guard_streams()
     sys.exit(invoke(arguments))
 
 
 def invoke(arguments: list[str] | None) -> int:
     """Runs a command in this process and returns its exit code; errors become messages."""
     try:
-        typer.main.get_command(app).main(args=arguments, prog_name="qrole")
+        _dispatch(arguments)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         if code == _INTERRUPTED:
@@ -119,6 +164,14 @@ def invoke(arguments: list[str] | None) -> int:
         _print_internal(error)
         return _INTERNAL
     return 0
+
+
+def _dispatch(arguments: list[str] | None) -> None:
+    """Runs a command; what it left in stdout's buffer is written while errors still have a say."""
+    try:
+        typer.main.get_command(app).main(args=arguments, prog_name="qrole")
+    finally:
+        sys.stdout.flush()
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

@@ -10,6 +10,7 @@ import typer
 from qrole_cli.console import OutputFormat
 
 __all__ = [
+    "AttentionOption",
     "BatchSizeOption",
     "DataOption",
     "FactoriesOption",
@@ -17,6 +18,7 @@ __all__ = [
     "FormatOption",
     "JsonOption",
     "ModelArgument",
+    "OptionalFactoryOption",
     "RemoteCodeOption",
     "SamplesOption",
     "SeqLenOption",
@@ -42,17 +44,16 @@ def complete_factory(incomplete: str) -> list[str]:
     return [entry.name for entry in list_factories() if entry.name.startswith(incomplete)]
 
 
-FactoryOption = Annotated[
-    str,
-    typer.Option(
-        "--factory",
-        "-f",
-        metavar="F",
-        help="An entry point (nvfp4), pkg.mod:fn, file.py:fn, or rules.toml.",
-        autocompletion=complete_factory,
-        show_default=False,
-    ),
-]
+_FACTORY = typer.Option(
+    "--factory",
+    "-f",
+    metavar="F",
+    help="An entry point (nvfp4), pkg.mod:fn, file.py:fn, or rules.toml.",
+    autocompletion=complete_factory,
+    show_default=False,
+)
+FactoryOption = Annotated[str, _FACTORY]
+OptionalFactoryOption = Annotated[str | None, _FACTORY]
 FactoriesOption = Annotated[
     list[str],
     typer.Option(
@@ -75,8 +76,14 @@ DataOption = Annotated[
 SamplesOption = Annotated[int, typer.Option(help="Samples at most.", rich_help_panel=_DATA)]
 SeqLenOption = Annotated[int, typer.Option(help="Tokens of each at most.", rich_help_panel=_DATA)]
 BatchSizeOption = Annotated[int, typer.Option(help="Samples per batch.", rich_help_panel=_DATA)]
-FormatOption = Annotated[OutputFormat, typer.Option("--format", help="How to print the data.")]
+FormatOption = Annotated[
+    OutputFormat,
+    typer.Option("--format", metavar="FORMAT", help="table, json, markdown or csv."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Same as --format json.")]
+AttentionOption = Annotated[
+    bool, typer.Option("--attention", help="Emit dpa slots for foreign attention too.")
+]
 RemoteCodeOption = Annotated[
     bool,
     typer.Option("--trust-remote-code", help="Run Python code that a model directory brings."),

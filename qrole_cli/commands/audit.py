@@ -12,7 +12,13 @@ from rich.text import Text
 
 from qrole_cli import console
 from qrole_cli.console import Column, OutputFormat, finish, note, paragraph, show
-from qrole_cli.options import JsonOption, ModelArgument, RemoteCodeOption, complete_factory
+from qrole_cli.options import (
+    AttentionOption,
+    JsonOption,
+    ModelArgument,
+    OptionalFactoryOption,
+    RemoteCodeOption,
+)
 
 if TYPE_CHECKING:
     from qrole.auditing import AuditReport, FindingGroup
@@ -54,16 +60,7 @@ def register(app: typer.Typer) -> None:
     @app.command(rich_help_panel="Plan")
     def audit(
         model: ModelArgument,
-        factory: Annotated[
-            str | None,
-            typer.Option(
-                "--factory",
-                "-f",
-                metavar="F",
-                help="Audit the plan it makes; without it a written checkpoint is audited.",
-                autocompletion=complete_factory,
-            ),
-        ] = None,
+        factory: OptionalFactoryOption = None,
         select: Annotated[
             list[str] | None,
             typer.Option("--select", metavar="QR", help="Only these codes or prefixes (QR3)."),
@@ -100,19 +97,23 @@ def register(app: typer.Typer) -> None:
         weights: Annotated[
             bool, typer.Option("--weights", help="Read stored weights: NaN, inf, zeros.")
         ] = False,
-        attention: Annotated[
-            bool, typer.Option("--attention", help="Emit dpa slots for foreign attention too.")
-        ] = False,
+        attention: AttentionOption = False,
         readings: Annotated[
             bool, typer.Option("--readings", help="Show what each engine reads a checkpoint as.")
         ] = False,
         trust_remote_code: RemoteCodeOption = False,
         output: Annotated[
-            AuditFormat, typer.Option("--format", help="How to print the findings.")
+            AuditFormat,
+            typer.Option(
+                "--format", metavar="FORMAT", help="table, json, markdown, csv, github or sarif."
+            ),
         ] = AuditFormat.TABLE,
         as_json: JsonOption = False,
     ) -> None:
         """Find what is wrong with a plan before a GPU is booked; exit 1 for errors and warnings.
+
+        With --factory it is the plan that the factory makes of the model; without, what a written
+        checkpoint declares.
 
         Settings are also read from the table tool.qrole of the nearest pyproject.toml.
 
@@ -165,7 +166,7 @@ def _print(report: AuditReport, output: AuditFormat) -> None:
         console.write(json.dumps(sarif_log(report), indent=2) + "\n")
     else:
         rows = [
-            [f.code.name, str(f.code.severity), f.hit.where, f.hit.message, f.hit.to_do]
+            [f.code.name, str(f.code.severity), f.hit.where, f.hit.text, f.hit.to_do]
             for f in report.findings
         ]
         show(_COLUMNS, rows, report_payload(report), OutputFormat(output.value))
@@ -206,22 +207,21 @@ def _print_groups(report: AuditReport) -> None:
 
 def _print_group(group: FindingGroup) -> None:
     out = console.out
-    for path, count in group.places[:_PLACES]:
-        times = f" ({count})" if count > 1 else ""
-        out.print(Text(f"  {path}{times}", style="cyan"), soft_wrap=True)
+    for place in group.places[:_PLACES]:
+        paragraph(Text(str(place), style="cyan"), indent=2)
     if len(group.places) > _PLACES:
         out.print(Text(f"  and {len(group.places) - _PLACES} more places", style="cyan"))
     paragraph(group.hit.message, indent=4)
-    if group.hit.file and not any(path.startswith(group.hit.file) for path, _ in group.places):
+    if group.hit.file and not any(p.path.startswith(group.hit.file) for p in group.places):
         line = f":{group.hit.line}" if group.hit.line else ""
         out.print(Text(f"    decided at {group.hit.file}{line}", style="dim"), soft_wrap=True)
     paragraph(Text.assemble(("to do: ", "bold"), group.hit.to_do), indent=4)
 
 
 def _outcome(report: AuditReport, ignored: int) -> str:
-    counts = ", ".join(
-        f"{n} {severity}{'s' if n != 1 else ''}" for severity, n in report.counts().items()
-    )
-    what = "slots" if report.factory else "weights"
+    from qrole.rows import counted
+
+    counts = ", ".join(counted(n, severity) for severity, n in report.counts().items())
+    what = counted(report.slots, "slot" if report.factory else "weight")
     left_out = f", {ignored} ignored" if ignored else ""
-    return f"{counts} in {report.slots} {what}; {report.checks} codes checked{left_out}"
+    return f"{counts} in {what}; {counted(report.checks, 'code')} checked{left_out}"

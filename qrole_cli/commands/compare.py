@@ -204,8 +204,10 @@ def _write_page(gate: Gate, html: Path | None, show_page: bool) -> None:
 
 
 def _title(report: Report) -> str:
-    data = report.data
-    return f"{report.model} against {report.reference}, {data['samples']} samples"
+    from qrole.rows import counted
+
+    samples = counted(report.data["samples"], "sample")
+    return f"{report.model} against {report.reference}, {samples}"
 
 
 _SHOWN = 20
@@ -251,13 +253,14 @@ def _number(value: float | None, form: str) -> str:
 def _show_layers(
     candidate: CandidateReport, payload: dict[str, object], chosen: OutputFormat, title: str
 ) -> None:
-    from qrole.rows import layer_rows, model_row
+    from qrole.rows import counted, layer_rows, model_row
 
     rows = layer_rows(candidate)
     shown = rows[:_SHOWN] if chosen is OutputFormat.TABLE else rows
     show(_LAYER_COLUMNS, shown, payload, chosen, title=title)
     if len(shown) < len(rows):
-        note(f"{len(rows) - len(shown)} more layers, all better; --format csv or --json shows them")
+        more = counted(len(rows) - len(shown), "more layer")
+        note(f"{more}, all better; --format csv or --json shows them")
     if chosen is OutputFormat.TABLE:
         show(_MODEL_COLUMNS, [model_row(candidate)], payload, chosen)
 
@@ -337,9 +340,11 @@ def _say(report: Report, violations: tuple[Violation, ...], more: int) -> None:
 
 
 def _outcome(report: Report, gate: Gate) -> str:
-    what = f"{report.data['samples']} samples of {report.data['source']}"
+    from qrole.rows import counted
+
+    what = f"{counted(report.data['samples'], 'sample')} of {report.data['source']}"
     if gate.violations:
-        return f"{len(gate.violations)} limits broken on {what}"
+        return f"{counted(len(gate.violations), 'limit')} broken on {what}"
     if gate.judged:
-        return f"{len(gate.judged)} limits kept on {what}"
+        return f"{counted(len(gate.judged), 'limit')} kept on {what}"
     return f"{what}; no --budgets and no --baseline, so nothing was judged"

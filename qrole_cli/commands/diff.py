@@ -8,14 +8,20 @@ import typer
 from rich.text import Text
 
 from qrole_cli import console
-from qrole_cli.console import Column, OutputFormat, finish, show
-from qrole_cli.options import FormatOption, JsonOption, RemoteCodeOption, chosen_format
+from qrole_cli.console import Column, OutputFormat, finish, paragraph, show
+from qrole_cli.options import (
+    AttentionOption,
+    FormatOption,
+    JsonOption,
+    RemoteCodeOption,
+    chosen_format,
+)
 
 if TYPE_CHECKING:
     from qrole.diff import Change
     from qrole.plans import Inventory
 
-__all__ = ["register", "show_changes"]
+__all__ = ["differing", "register", "show_changes"]
 
 _COLUMNS = (Column("where", path=True), Column("before"), Column("after"))
 _SIDE = "A factory, a rules file, a .lock file, qrole_manifest.json, or a written checkpoint."
@@ -32,9 +38,7 @@ def register(app: typer.Typer) -> None:
             str | None,
             typer.Option("--model", metavar="MODEL", help="What factories are asked about."),
         ] = None,
-        attention: Annotated[
-            bool, typer.Option("--attention", help="Emit dpa slots for foreign attention too.")
-        ] = False,
+        attention: AttentionOption = False,
         trust_remote_code: RemoteCodeOption = False,
         output: FormatOption = OutputFormat.TABLE,
         as_json: JsonOption = False,
@@ -44,20 +48,27 @@ def register(app: typer.Typer) -> None:
         Example: qrole diff mxfp8 nvfp4 --model sample_models/llama_tiny.py
         """
         from qrole.api import inspect
-        from qrole.diff import compare_sides, read_side
+        from qrole.diff import compare_sides, read_sides
 
         def inventory() -> Inventory:
             assert model is not None
             return inspect(model, attention=attention, trust_remote_code=trust_remote_code)
 
-        sides = [read_side(spec, inventory if model else None) for spec in (one, two)]
+        sides = read_sides((one, two), inventory if model else None)
         changes = compare_sides(*sides)
         show_changes(changes, one, two, chosen_format(output, as_json))
-        unit = "slots" if all(side.slots is not None for side in sides) else "weights"
+        unit = "slot" if all(side.slots is not None for side in sides) else "weight"
         if changes:
-            finish(False, f"{len(changes)} {unit} differ")
+            finish(False, differing(len(changes), unit))
             raise typer.Exit(1)
-        finish(True, f"no {unit} differ")
+        finish(True, f"no {unit}s differ")
+
+
+def differing(count: int, unit: str) -> str:
+    """`1 slot differs`, `3 slots differ`."""
+    from qrole.rows import counted
+
+    return f"{counted(count, unit)} {'differs' if count == 1 else 'differ'}"
 
 
 def show_changes(changes: list[Change], one: str, two: str, output: OutputFormat) -> None:
@@ -66,7 +77,7 @@ def show_changes(changes: list[Change], one: str, two: str, output: OutputFormat
 
     if output is OutputFormat.TABLE:
         for group in group_changes(changes):
-            console.out.print(Text(f"{group.count}x {group.text}", style="bold"))
+            paragraph(Text(f"{group.count}x {group.text}", style="bold"), indent=0)
             for path, count in group.places:
                 times = f" ({count})" if count > 1 else ""
                 console.out.print(Text(f"  {path}{times}", style="cyan"))

@@ -9,12 +9,13 @@ import typer
 from qrole_cli import console
 from qrole_cli.console import Column, OutputFormat, show
 from qrole_cli.options import (
+    AttentionOption,
     FormatOption,
     JsonOption,
     ModelArgument,
+    OptionalFactoryOption,
     RemoteCodeOption,
     chosen_format,
-    complete_factory,
 )
 
 if TYPE_CHECKING:
@@ -30,16 +31,7 @@ def register(app: typer.Typer) -> None:
     @app.command(rich_help_panel="Plan")
     def inspect(
         model: ModelArgument,
-        factory: Annotated[
-            str | None,
-            typer.Option(
-                "--factory",
-                "-f",
-                metavar="F",
-                help="Also show what this factory gives each slot.",
-                autocompletion=complete_factory,
-            ),
-        ] = None,
+        factory: OptionalFactoryOption = None,
         module: Annotated[
             str | None,
             typer.Option("--module", "-m", metavar="GLOB", help="Only modules whose path matches."),
@@ -50,9 +42,7 @@ def register(app: typer.Typer) -> None:
         wide: Annotated[
             bool, typer.Option("--wide", help="All columns, however narrow the terminal.")
         ] = False,
-        attention: Annotated[
-            bool, typer.Option("--attention", help="Emit dpa slots for foreign attention too.")
-        ] = False,
+        attention: AttentionOption = False,
         trust_remote_code: RemoteCodeOption = False,
         output: FormatOption = OutputFormat.TABLE,
         as_json: JsonOption = False,
@@ -191,10 +181,10 @@ def _format(decision: Decision | None, usage: str) -> str:
 
 
 def _say_rest(inventory: Inventory, plan: Plan | None, shown: int) -> None:
+    from qrole.rows import counted, inventory_size
+
     out = console.out
-    total = sum(slot.copies for slot in inventory.slots)
-    modules = len({slot.module for slot in inventory.slots})
-    out.print(f"\n{total} slots in {modules} modules, {inventory.numel:,} parameters", style="bold")
+    out.print(f"\n{inventory_size(inventory)}", style="bold")
     if plan is not None:
         _say_totals(plan)
     for reason, numel in _uncovered(inventory):
@@ -203,11 +193,12 @@ def _say_rest(inventory: Inventory, plan: Plan | None, shown: int) -> None:
         out.print(f"tied: {' = '.join(group)}")
     unread = sum(slot.copies for slot in inventory.slots if not slot.consumed)
     if unread:
-        out.print(f"{unread} slots are built and never read")
+        out.print(f"{counted(unread, 'slot')} built and never read")
     for text in inventory.notes:
         console.note(text)
     if shown < len(inventory.slots):
-        console.note(f"{len(inventory.slots) - shown} slots are not shown: --module left them out")
+        rest = counted(len(inventory.slots) - shown, "slot")
+        console.note(f"not shown: {rest} that --module left out")
 
 
 def _say_totals(plan: Plan) -> None:

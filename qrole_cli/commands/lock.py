@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
-from qrole_cli.commands.diff import show_changes
+from qrole_cli.commands.diff import differing, show_changes
 from qrole_cli.console import OutputFormat, finish
 from qrole_cli.options import (
+    AttentionOption,
     FactoryOption,
     FormatOption,
     JsonOption,
@@ -34,9 +35,7 @@ def register(app: typer.Typer) -> None:
         check: Annotated[
             bool, typer.Option("--check", help="Compare with the lock file; exit 1 if it differs.")
         ] = False,
-        attention: Annotated[
-            bool, typer.Option("--attention", help="Emit dpa slots for foreign attention too.")
-        ] = False,
+        attention: AttentionOption = False,
         trust_remote_code: RemoteCodeOption = False,
         output: FormatOption = OutputFormat.TABLE,
         as_json: JsonOption = False,
@@ -49,16 +48,18 @@ nvfp4 --check
         from qrole.api import plan as resolve
         from qrole.diff import Side, compare_sides
         from qrole.lock import lock_entries, read_lock, write_lock
+        from qrole.rows import counted
 
+        written = read_lock(file) if check else {}
         plan = resolve(model, factory, attention=attention, trust_remote_code=trust_remote_code)
         if not check:
             write_lock(plan, file)
-            finish(True, f"{file}: {len(plan.decisions)} slots")
+            finish(True, f"{file}: {counted(len(plan.decisions), 'slot')}")
             return
-        before = Side(str(file), read_lock(file), {})
+        before = Side(str(file), written, {})
         changes = compare_sides(before, Side(factory, lock_entries(plan), {}))
         if changes:
             show_changes(changes, str(file), factory, chosen_format(output, as_json))
-            finish(False, f"{len(changes)} slots differ from {file}")
+            finish(False, f"{differing(len(changes), 'slot')} from {file}")
             raise typer.Exit(1)
-        finish(True, f"{len(plan.decisions)} slots are as in {file}")
+        finish(True, f"{counted(len(plan.decisions), 'slot')} as in {file}")

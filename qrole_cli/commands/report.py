@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
         sources: Annotated[
             list[Path],
             typer.Argument(
-                metavar="JSON...",
+                metavar="JSON",
                 help="What qrole inspect, audit and compare printed with --json.",
                 show_default=False,
             ),
@@ -36,14 +36,15 @@ def register(app: typer.Typer) -> None:
         Example: qrole report inspect.json compare.json -o report.html
         """
         from qrole.reporting import write_report
+        from qrole.rows import counted
 
         view = write_report(sources, output, force=force)
-        measured = sum(map(len, view.cells))
-        console.finish(
-            None,
-            f"wrote {output}: {len(view.slots)} slots, {measured} measurements, "
-            f"{len(view.findings)} findings",
-        )
+        held = [
+            counted(len(view.slots), "slot"),
+            counted(sum(map(len, view.cells)), "measurement"),
+            counted(len(view.findings), "finding"),
+        ]
+        console.finish(None, f"wrote {output}: {', '.join(held)}")
         if show:
             open_page(output)
 

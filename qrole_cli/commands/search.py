@@ -162,7 +162,7 @@ def _write(path: Path, text: str) -> None:
 def _say(result: SearchResult, output: Path, chosen: OutputFormat) -> None:
     from dataclasses import asdict
 
-    from qrole.rows import point_row
+    from qrole.rows import counted, point_row
 
     measured = result.found.measured is not None
     columns = (
@@ -182,9 +182,10 @@ def _say(result: SearchResult, output: Path, chosen: OutputFormat) -> None:
     for reason, names in result.kept.items():
         console.note(f"kept in high precision, {reason}: {', '.join(names)}")
     for reason, count in result.left_out.items():
-        console.note(f"left out for {count} units: {reason}")
+        console.note(f"left out for {counted(count, 'unit')}: {reason}")
     if result.reused:
-        console.note(f"{result.reused} measurements of a stopped search were used again")
+        again = counted(result.reused, "measurement")
+        console.note(f"{again} of a stopped search used again")
     console.finish(None, f"wrote {output}: {result.found.bits:.3f} bits per weight")
 
 

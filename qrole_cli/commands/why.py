@@ -9,7 +9,13 @@ import typer
 from rich.text import Text
 
 from qrole_cli import console
-from qrole_cli.options import FactoryOption, JsonOption, ModelArgument, RemoteCodeOption
+from qrole_cli.options import (
+    AttentionOption,
+    FactoryOption,
+    JsonOption,
+    ModelArgument,
+    RemoteCodeOption,
+)
 
 if TYPE_CHECKING:
     from qrole.why import Reason
@@ -32,9 +38,7 @@ def register(app: typer.Typer) -> None:
             ),
         ],
         factory: FactoryOption,
-        attention: Annotated[
-            bool, typer.Option("--attention", help="Emit dpa slots for foreign attention too.")
-        ] = False,
+        attention: AttentionOption = False,
         trust_remote_code: RemoteCodeOption = False,
         as_json: JsonOption = False,
     ) -> None:
@@ -58,6 +62,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _print(reason: Reason) -> None:
+    from qrole.rows import counted
+
     out = console.out
     decision = reason.decision
     slot = decision.slot
@@ -77,7 +83,8 @@ def _print(reason: Reason) -> None:
     for operand, label in reason.layer.items():
         out.print(Text(f"  {operand} of the same layer: {label}"))
     for label, count in reason.alike:
-        out.print(Text(f"  the same slot of {count} other modules of this name: {label}"))
+        others = counted(count, "other module")
+        out.print(Text(f"  the same slot of {others} of this name: {label}"))
 
 
 def _print_origin(reason: Reason) -> None:

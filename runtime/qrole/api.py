@@ -90,9 +90,10 @@ def plan(
         FactoryError: The factory raised, returned None, or returned no quantizer.
         NothingMatchedError: The model has no slot.
     """
+    chosen = as_factory(factory)
     if not isinstance(model, Inventory):
         model = inspect(model, attention=attention, trust_remote_code=trust_remote_code)
-    return build_plan(model, as_factory(factory))
+    return build_plan(model, chosen)
 
 
 def audit(
@@ -154,8 +155,9 @@ def audit(
     )
     if factory is None:
         return audit_checkpoint(checkpoint_directory(model), options)
+    chosen = as_factory(factory)
     loaded = as_loaded(model, weights=False, trust_remote_code=trust_remote_code)
-    return audit_model(loaded, as_factory(factory), options, attention=attention)
+    return audit_model(loaded, chosen, options, attention=attention)
 
 
 def compare(
@@ -209,9 +211,15 @@ def compare(
             quantizes nothing.
         UsageError: There is no data to be had, or the model has no values.
     """
-    from qrole.comparing import DataOptions, named_dtype
+    from qrole.comparing import DataOptions, check_grouping, named_dtype
     from qrole.comparing import compare as measure
 
+    candidates = factories_of(factories)
+    base = as_factory(reference) if reference is not None else None
+    cast = named_dtype(dtype) if isinstance(dtype, str) else dtype
+    options = DataOptions(data_file(data), samples, seq_len, batch_size)
+    if one_at_a_time is not None:
+        check_grouping(one_at_a_time)
     loaded = runnable(model, "compare", trust_remote_code)
     if dtype is not None and not isinstance(model, (str, os.PathLike)):
         loaded = replace(loaded, module=copy.deepcopy(loaded.module))
@@ -219,14 +227,14 @@ def compare(
     loaded = replace(loaded, loss=loss or loaded.loss, optimizer=optimizer or loaded.optimizer)
     return measure(
         loaded,
-        factories_of(factories),
-        reference=as_factory(reference) if reference is not None else None,
+        candidates,
+        reference=base,
         only=only,
         one_at_a_time=one_at_a_time,
         steps=steps,
-        data=DataOptions(data_file(data), samples, seq_len, batch_size),
+        data=options,
         backward=backward,
-        dtype=named_dtype(dtype) if isinstance(dtype, str) else dtype,
+        dtype=cast,
         seed=seed,
         repeats=repeats,
         on_progress=on_progress,
@@ -345,11 +353,7 @@ def apply(
     from qrole.checkpoint.job import ApplyOptions
     from qrole.checkpoint.schemes import Fp8Mode
 
-    given = as_source(model)
-    if data is not None and data_file(data) is None:
-        if isinstance(given, str):
-            given = load_model(given, weights=True, trust_remote_code=trust_remote_code)
-        given = with_batches(given, data)
+    chosen = as_factory(factory)
     names = [text if isinstance(text, str) else ",".join(text) for text in fuse]
     options = ApplyOptions(
         layout=layout,
@@ -362,21 +366,27 @@ def apply(
         dtype=str(dtype).removeprefix("torch.") if dtype is not None else "",
     )
     rules = [calibration] if isinstance(calibration, str) else calibration
+    how = CalibrationOptions(
+        data_file(data),
+        samples,
+        seq_len,
+        batch_size,
+        tuple(map(parse_rule, rules)),
+        choice(DeadExperts, dead_experts, "dead_experts"),
+        trust_remote_code,
+    )
+    given = as_source(model)
+    if data is not None and data_file(data) is None:
+        if isinstance(given, str):
+            given = load_model(given, weights=True, trust_remote_code=trust_remote_code)
+        given = with_batches(given, data)
     return write(
         given,
-        as_factory(factory),
+        chosen,
         Path(output),
         options=options,
         force=force,
-        calibration=CalibrationOptions(
-            data_file(data),
-            samples,
-            seq_len,
-            batch_size,
-            tuple(map(parse_rule, rules)),
-            choice(DeadExperts, dead_experts, "dead_experts"),
-            trust_remote_code,
-        ),
+        calibration=how,
         workers=workers,
         fsync=fsync,
         on_progress=on_progress,
@@ -458,19 +468,21 @@ def search(
         NothingMatchedError: Nothing fits the budget.
     """
     from qrole.comparing import DataOptions
-    from qrole.searching import Budget
+    from qrole.searching import Budget, check_request
     from qrole.searching import search as find
 
-    budget = Budget(bits, nbytes, kl)
+    budget, factories = Budget(bits, nbytes, kl), factories_of(candidates)
+    options = DataOptions(data_file(data), samples, seq_len, batch_size)
+    check_request(factories, budget, data_free)
     loaded = with_batches(runnable(model, "search", trust_remote_code), data)
     with tempfile.TemporaryDirectory() as scratch:
         return find(
             replace(loaded, loss=loss or loaded.loss),
-            factories_of(candidates),
+            factories,
             budget,
             data_free=data_free,
             backward=backward,
-            data=DataOptions(data_file(data), samples, seq_len, batch_size),
+            data=options,
             engines=engines,
             layout=layout,
             journal=Path(journal) if journal is not None else Path(scratch) / "journal",

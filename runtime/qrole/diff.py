@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,12 +19,13 @@ from qrole.errors import CheckpointError, UsageError
 from qrole.lock import lock_entries, natural_key, read_lock
 from qrole.places import summarize_places
 from qrole.plans import Decision, Inventory, Plan, build_plan
+from qrole.plugins import Factory
 from qrole.quantizers.base import OperandFormat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Change", "ChangeGroup", "Side", "compare_sides", "group_changes", "read_side"]
+__all__ = ["Change", "ChangeGroup", "Side", "compare_sides", "group_changes", "read_sides"]
 
 _HIGH = "high precision"
 _EXPERT = re.compile(r"\.experts\.\d+\.")
@@ -93,18 +94,32 @@ def _split(text: str | None) -> tuple[str, str]:
     return answer, kind
 
 
-def read_side(spec: str, model: Callable[[], Inventory] | None) -> Side:
-    """What a user names on the command line.
+def read_sides(specs: Iterable[str], model: Callable[[], Inventory] | None) -> list[Side]:
+    """What a user names on the command line; all of it is looked at before a model is loaded.
 
     Args:
-        spec: A `.lock` file, `qrole_manifest.json`, the directory of a written checkpoint, or a
-            factory.
-        model: Gives the model that a factory is asked about; None where none is named.
+        specs: `.lock` files, `qrole_manifest.json`, directories of written checkpoints, factories.
+        model: Gives the model that factories are asked about; None where none is named.
 
     Raises:
         UsageError: A factory without a model, or a directory that declares no quantization.
         QroleError: It cannot be read.
     """
+    found = [_read(spec, model is not None) for spec in specs]
+    inventory: Inventory | None = None
+    sides = []
+    for side in found:
+        if isinstance(side, Factory):
+            assert model is not None, "_read sees to it"
+            inventory = inventory or model()
+            plan = build_plan(inventory, side)
+            side = Side(side.name, lock_entries(plan), _merge(_weights(plan)))
+        sides.append(side)
+    return sides
+
+
+def _read(spec: str, has_model: bool) -> Side | Factory:
+    """A side that is written somewhere, or the factory that has to be asked."""
     path = Path(spec)
     if path.is_dir():
         stored = read_declaration(path).stored
@@ -113,14 +128,14 @@ def read_side(spec: str, model: Callable[[], Inventory] | None) -> Side:
         return Side(spec, read_lock(path), {})
     if path.suffix == ".json":
         return Side(spec, None, _merge(_manifest(path)))
-    if model is None:
+    factory = as_factory(spec)
+    if not has_model:
         raise UsageError(
             f"{spec} is a factory, and no model is named",
             expected="--model MODEL, which the factory is asked about",
             hint="lock files, manifests and written checkpoints need none",
         )
-    plan = build_plan(model(), as_factory(spec))
-    return Side(spec, lock_entries(plan), _merge(_weights(plan)))
+    return factory
 
 
 def compare_sides(one: Side, two: Side) -> list[Change]:

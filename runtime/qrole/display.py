@@ -15,6 +15,8 @@ from qrole.rows import (
     LAYER_COLUMNS,
     MODEL_COLUMNS,
     POINT_COLUMNS,
+    counted,
+    inventory_size,
     layer_rows,
     model_row,
     number,
@@ -57,11 +59,8 @@ def inventory_html(inventory: Inventory) -> str:
         layers.setdefault(_layer(slot.module, slot.group), []).append(slot)
     found = {path: _slot_cells(slots) for path, slots in layers.items()}
     rows = [[path, count, *cells] for path, count, cells in _folded(found)]
-    total = sum(slot.copies for slot in inventory.slots)
-    modules = len({slot.module for slot in inventory.slots})
     return _block(
-        f"{inventory.model}: {total:,} slots in {modules:,} modules, "
-        f"{inventory.numel:,} parameters",
+        f"{inventory.model}: {inventory_size(inventory)}",
         _table(("layer", "count", "class", "slots", "weight", "experts"), rows, "layers"),
         _lines([*_uncovered(inventory), *inventory.notes]),
     )
@@ -95,7 +94,7 @@ def audit_html(report: AuditReport) -> str:
         [
             group.code.name,
             str(group.code.severity),
-            ", ".join(place for place, _ in group.places[:3])
+            ", ".join(str(place) for place in group.places[:3])
             + (f" and {len(group.places) - 3} more places" if len(group.places) > 3 else ""),
             str(group.count),
             group.hit.message,
@@ -103,7 +102,7 @@ def audit_html(report: AuditReport) -> str:
         ]
         for group in group_findings(report.findings)
     ]
-    counts = ", ".join(f"{n} {severity}s" for severity, n in report.counts().items())
+    counts = ", ".join(counted(n, severity) for severity, n in report.counts().items())
     what = f"{report.model} with {report.factory}" if report.factory else report.model
     return _block(
         f"{what}: {counts}; {report.checks} codes checked",
@@ -129,7 +128,8 @@ def report_html(report: Report) -> str:
     parts.append(_table(("training", "first loss", "last loss"), training, "runs"))
     data = report.data
     return _block(
-        f"{report.model} against {report.reference}, {data['samples']} samples of {data['source']}",
+        f"{report.model} against {report.reference}, "
+        f"{counted(data['samples'], 'sample')} of {data['source']}",
         *parts,
     )
 
@@ -139,7 +139,7 @@ def gate_html(gate: Gate) -> str:
     word = {True: "passed", False: "failed", None: "nothing judged"}[gate.passed]
     broken = [[violation.candidate, str(violation)] for violation in gate.violations]
     return _block(
-        f"{word}: {len(gate.judged)} limits, {len(broken)} times broken",
+        f"{word}: {counted(len(gate.judged), 'limit')}, {counted(len(broken), 'violation')}",
         _table(("candidate", "broken"), broken, "violations"),
         report_html(gate.report),
     )
@@ -164,7 +164,7 @@ def verify_html(report: VerifyReport) -> str:
         [e.module, e.scheme, number(e.sqnr_db, ".1f"), number(e.max_abs_err, ".3g")] for e in worst
     ]
     problems = [[p.kind, p.where, p.message] for p in report.problems]
-    word = "sound" if report.ok else f"{len(problems)} problems"
+    word = "sound" if report.ok else counted(len(problems), "problem")
     return _block(
         f"{report.directory}: {word}, {report.tensors:,} tensors in {report.layout}",
         _table(("problem", "where", "what"), problems, "problems"),
@@ -176,7 +176,9 @@ def search_html(result: SearchResult) -> str:
     """The choice beside its baselines, and its rules file."""
     rows = [point_row(point) for point in (result.found, *result.baselines)]
     kept = [f"{why}: {', '.join(names)}" for why, names in result.kept.items()]
-    left_out = [f"left out for {count} units: {why}" for why, count in result.left_out.items()]
+    left_out = [
+        f"left out for {counted(count, 'unit')}: {why}" for why, count in result.left_out.items()
+    ]
     return _block(
         f"{result.model}: {result.found.bits:.3f} bits per weight, least {result.metric}",
         _table(POINT_COLUMNS, rows, "choices"),

@@ -152,6 +152,7 @@ class FactoryError(QroleError, ValueError):
     Attributes:
         traceback: The traceback from the factory's first frame on, empty where nothing was raised.
         fault: `raised`, `none` or `type`.
+        returned: What was returned instead of a quantizer, in words; `""` for the other faults.
     """
 
     exit_code = 2
@@ -162,12 +163,14 @@ class FactoryError(QroleError, ValueError):
         *,
         traceback: str = "",
         fault: str = "raised",
+        returned: str = "",
         expected: str = "",
         hint: str = "",
     ) -> None:
         super().__init__(given, expected=expected, hint=hint)
         self.traceback = traceback
         self.fault = fault
+        self.returned = returned
 
 
 class NothingMatchedError(QroleError):

@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from qrole.comparing.report import CandidateReport, SensitivityReport
+    from qrole.plans import Inventory
     from qrole.searching import Point
 
 __all__ = [
     "LAYER_COLUMNS",
     "MODEL_COLUMNS",
     "POINT_COLUMNS",
+    "counted",
+    "inventory_size",
     "layer_rows",
     "model_row",
     "number",
@@ -80,6 +83,18 @@ def sensitivity_row(group: SensitivityReport) -> list[str]:
     """One group quantized alone: its name, KL, errors of output and gradients."""
     errors = ((group.kl, ".5f"), (group.rel_err, ".4f"), (group.grad_rel_err, ".4f"))
     return [group.group, *(number(value, form) for value, form in errors)]
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 limit`, `3 limits`, `1,024 slots`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def inventory_size(inventory: Inventory) -> str:
+    """Slots, experts counted one by one, modules and parameters of a model."""
+    slots = counted(sum(slot.copies for slot in inventory.slots), "slot")
+    modules = counted(len({slot.module for slot in inventory.slots}), "module")
+    return f"{slots} in {modules}, {counted(inventory.numel, 'parameter')}"
 
 
 def number(value: float | None, form: str) -> str:

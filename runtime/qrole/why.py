@@ -74,8 +74,8 @@ def why(
         UnknownNameError: No slot or module of that name; the nearest are named.
         QroleError: Model or factory cannot be loaded.
     """
-    inventory = inspect(model, **options)
     found = as_factory(factory)
+    inventory = inspect(model, **options)
     tracer = Tracer(found)
     plan = build_plan(inventory, found, collect_errors=True, observe=tracer.observe)
     return reasons_of(plan, slot, tracer.untraceable())
@@ -86,7 +86,9 @@ def reasons_of(plan: Plan, slot: str, untraceable: str = "") -> list[Reason]:
     path = "" if slot == "." else slot
     decisions = [d for d in plan if d.slot.id == slot or d.slot.module == path]
     if not decisions:
-        known = [s.id for s in plan.inventory.slots] + [s.module for s in plan.inventory.slots]
+        modules = {s.module for s in plan.inventory.slots}
+        at = slot.partition(":")[0] if ":" in slot else ""
+        known = {s.id for s in plan.inventory.slots if s.module == at} or modules
         raise UnknownNameError(
             "slot or module", slot, known, hint="`qrole inspect` lists all of them"
         )

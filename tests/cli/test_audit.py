@@ -114,7 +114,8 @@ def test_settings_of_the_project(cli: Cli, model: Path, factory: str, tmp_path: 
     ("arguments", "message"),
     [
         (("--select", "QR9"), "no code starts with 'QR9'"),
-        (("--target", "h100"), "'h100' is no target"),
+        (("--target", "h100"), "there is no target 'h100'"),
+        (("--target", "sm_99"), "sm_90 (Hopper)"),
         (("--engine", "vlm"), "did you mean 'vllm'?"),
     ],
 )

@@ -29,12 +29,12 @@ def test_kept_and_broken_budgets(cli: Cli, samples: Path, tmp_path: Path) -> Non
         "compare", model, "-f", "mxfp8", "--budgets", _budgets(tmp_path, 'layer = "cosine > 0.9"')
     )
     assert kept.code == 0
-    assert kept.err.strip().splitlines()[-1].startswith("PASSED 1 limits kept")
+    assert kept.err.strip().splitlines()[-1].startswith("PASSED 1 limit kept")
     broken = cli(
         "compare", model, "-f", "mxfp8", "--budgets", _budgets(tmp_path, 'logits = "kl <= 0"')
     )
     assert broken.code == 1
-    assert broken.err.strip().splitlines()[-1].startswith("FAILED 1 limits broken")
+    assert broken.err.strip().splitlines()[-1].startswith("FAILED 1 limit broken")
 
 
 def test_nothing_matched_is_exit_5(cli: Cli, samples: Path, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_saved_reports_are_baselines(cli: Cli, samples: Path, tmp_path: Path) ->
     assert cli("compare", samples / "mlp.py", "-f", "mxfp8", "--save", saved).code == 0
     again = cli("compare", samples / "mlp.py", "-f", "mxfp8", "--baseline", saved, "--junit", junit)
     assert again.code == 0
-    assert "PASSED 1 limits kept" in again.err
+    assert "PASSED 1 limit kept" in again.err
     assert junit.read_text().startswith("<?xml")
 
 

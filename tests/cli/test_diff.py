@@ -47,7 +47,7 @@ def test_a_checkpoint_and_its_manifest_and_its_factory(
     assert cli("diff", out, out / "qrole_manifest.json").code == 0
     result = cli("diff", out, "mxfp8", "--model", llama)
     assert result.out.splitlines() == ["1x high precision -> mxfp8", "  lm_head"]
-    assert result.err == "FAILED 1 weights differ\n"
+    assert result.err == "FAILED 1 weight differs\n"
 
 
 def test_a_factory_without_a_model(cli: Cli) -> None:

@@ -90,7 +90,7 @@ def test_a_stopped_search_goes_on(cli, samples, tmp_path, monkeypatch):
         file.write('{"of": "cut short')
     result = _search(cli, samples, rules, "--bits", "6")
     assert result.code == 0
-    assert "7 measurements of a stopped search were used again" in result.err
+    assert "7 measurements of a stopped search used again" in result.err
     assert rules.read_text() == whole.read_text()
     assert not journal.exists()
 

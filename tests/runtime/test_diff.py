@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qrole.api import inspect, plan
-from qrole.diff import Change, compare_sides, group_changes, read_side
+from qrole.diff import Change, Side, compare_sides, group_changes, read_sides
 from qrole.errors import CheckpointError, UsageError
 from qrole.lock import write_lock
 from qrole.plans import Inventory
@@ -30,8 +31,13 @@ def inventory() -> Inventory:
     return inspect(decoder())
 
 
+def side_of(spec: str, model: Callable[[], Inventory] | None) -> Side:
+    (side,) = read_sides([spec], model)
+    return side
+
+
 def test_two_factories_in_groups() -> None:
-    changes = compare_sides(read_side("mxfp8", inventory), read_side("nvfp4", inventory))
+    changes = compare_sides(side_of("mxfp8", inventory), side_of("nvfp4", inventory))
     assert len(changes) == 42
     groups = group_changes(changes)
     assert [group.count for group in groups] == [14, 14, 14]
@@ -47,7 +53,7 @@ def test_two_factories_in_groups() -> None:
 
 
 def test_equal_plans_do_not_differ() -> None:
-    assert compare_sides(read_side("mxfp8", inventory), read_side("mxfp8", inventory)) == []
+    assert compare_sides(side_of("mxfp8", inventory), side_of("mxfp8", inventory)) == []
 
 
 def test_a_lock_file_against_a_factory(tmp_path: Path) -> None:
@@ -56,7 +62,7 @@ def test_a_lock_file_against_a_factory(tmp_path: Path) -> None:
     lines = path.read_text().splitlines()
     changed = [line for line in lines if '"layers.0.mlp.up_proj:forward[1]"' not in line]
     path.write_text("\n".join(changed) + "\n")
-    changes = compare_sides(read_side(str(path), None), read_side("mxfp8", inventory))
+    changes = compare_sides(side_of(str(path), None), side_of("mxfp8", inventory))
     assert changes == [
         Change(
             "layers.0.mlp.up_proj:forward[1]",
@@ -84,7 +90,7 @@ def checkpoint(folder: Path) -> Path:
 
 
 def test_a_checkpoint_against_a_factory(tmp_path: Path) -> None:
-    sides = read_side(str(checkpoint(tmp_path / "c")), None), read_side("nvfp4", inventory)
+    sides = side_of(str(checkpoint(tmp_path / "c")), None), side_of("nvfp4", inventory)
     groups = group_changes(compare_sides(*sides))
     assert [(g.text, g.count, g.places) for g in groups] == [
         ("fp8_channel -> nvfp4", 8, (("layers.0-1.self_attn.{k,o,q,v}_proj", 8),))
@@ -93,7 +99,7 @@ def test_a_checkpoint_against_a_factory(tmp_path: Path) -> None:
 
 def test_two_checkpoints(tmp_path: Path) -> None:
     one, two = checkpoint(tmp_path / "one"), checkpoint(tmp_path / "two")
-    assert compare_sides(read_side(str(one), None), read_side(str(two), None)) == []
+    assert compare_sides(side_of(str(one), None), side_of(str(two), None)) == []
 
 
 def test_a_manifest_against_its_checkpoint(tmp_path: Path) -> None:
@@ -110,14 +116,14 @@ def test_a_manifest_against_its_checkpoint(tmp_path: Path) -> None:
     layers = {module: {"format": {"encoding": e}} for module, e in encodings.items()}
     path = folder / "qrole_manifest.json"
     path.write_text(json.dumps({"schema": "qrole.manifest/1", "layers": layers}))
-    changes = compare_sides(read_side(str(path), None), read_side(str(folder), None))
+    changes = compare_sides(side_of(str(path), None), side_of(str(folder), None))
     assert changes == [
         Change(f"layers.{i}.mlp.down_proj", "high precision", "nvfp4") for i in range(2)
     ]
 
 
 def test_experts_have_the_names_that_checkpoints_give_them() -> None:
-    side = read_side("mxfp8", lambda: inspect(fused_experts()))
+    side = side_of("mxfp8", lambda: inspect(fused_experts()))
     assert side.weights == {
         "o_proj": "mxfp8",
         "mlp.experts.*.gate_proj": "mxfp8",
@@ -128,13 +134,13 @@ def test_experts_have_the_names_that_checkpoints_give_them() -> None:
 
 def test_a_factory_needs_a_model() -> None:
     with pytest.raises(UsageError, match="no model is named"):
-        read_side("mxfp8", None)
+        side_of("mxfp8", None)
 
 
 def test_a_lock_file_knows_no_weights(tmp_path: Path) -> None:
     path = tmp_path / "qrole.lock"
     write_lock(plan(decoder(), "mxfp8"), path)
-    lock, stored = read_side(str(path), None), read_side(str(checkpoint(tmp_path / "c")), None)
+    lock, stored = side_of(str(path), None), side_of(str(checkpoint(tmp_path / "c")), None)
     for sides in ((lock, stored), (stored, lock)):
         with pytest.raises(UsageError, match="knows slots"):
             compare_sides(*sides)
@@ -153,4 +159,4 @@ def test_what_is_no_manifest(
 ) -> None:
     (tmp_path / name).write_text(json.dumps(content))
     with pytest.raises(error):
-        read_side(str(tmp_path / name), None)
+        side_of(str(tmp_path / name), None)

@@ -139,7 +139,7 @@ def test_a_gate_says_what_broke(llama: qrole.LoadedModel, tmp_path: Path) -> Non
     budgets.write_text('[budgets]\nweight = "sqnr_db >= 60"\nlogits = "kl <= 1"\n')
     gate = qrole.judge(qrole.compare(llama, "mxfp8", backward=False), budgets=budgets)
     page = shown(gate)
-    assert page.text.startswith("failed: 2 limits, 29 times broken")
+    assert page.text.startswith("failed: 2 limits, 29 violations")
     assert page.tables[0][1][0] == "mxfp8"
     assert "sqnr_db >= 60" in page.tables[0][1][1]
     assert page.tables[1][0][0] == "factory"
@@ -159,7 +159,7 @@ def test_what_was_written_and_whether_it_is_sound(llama: qrole.LoadedModel, tmp_
     assert "and 18 more layers, all better" in page.text
     (out / "stale.bin").write_bytes(b"")
     page = shown(qrole.verify(out))
-    assert "1 problems" in page.text
+    assert "1 problem," in page.text
     assert page.tables[0][1][:2] == ["stale-weights", "stale.bin"]
 
 

@@ -180,7 +180,7 @@ def read_declaration(directory: Path, engines: tuple[Engine, ...] = ()) -> Decla
         raise UsageError(
             f"{directory} declares no quantization",
             expected="a config.json with quantization_config",
-            hint="audit a plan instead: pass --factory F",
+            hint="name the directory of a quantized checkpoint, or a factory, to look at its plan",
         )
     subject = DeclarationSubject(
         directory, config, legacy, read_headers(directory), engines, bool(engines)

@@ -43,9 +43,7 @@ def returns_no_quantizer(subject: PlanSubject) -> Iterator[Hit]:
 
     Return an instance of a Quantizer class, or a DelayedScalingRequest.
     """
-    yield from _failures(
-        subject, "type", "returns what is no quantizer", "return an instance of a quantizer class"
-    )
+    yield from _failures(subject, "type", "returns", "return an instance of a quantizer class")
     for decision in subject.decisions:
         bad = [a for a in decision.answers if not isinstance(a, Quantizer | DelayedScalingRequest)]
         if bad:
@@ -86,7 +84,8 @@ def _failures(subject: PlanSubject, fault: str, message: str, to_do: str) -> Ite
     for decision in subject.plan:
         failure = decision.failure
         if isinstance(failure, FactoryError) and failure.fault == fault:
-            yield _hit(decision, f"{message} for role {_kind(decision)}", to_do)
+            what = f"{message} {failure.returned}".rstrip()
+            yield _hit(decision, f"{what} for role {_kind(decision)}", to_do)
 
 
 def _kind(decision: Decision) -> str:

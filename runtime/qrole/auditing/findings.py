@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from qrole.auditing.registry import Code, Hit, Severity
 from qrole.places import summarize_places
 
-__all__ = ["AuditReport", "Finding", "FindingGroup", "group_findings"]
+__all__ = ["AuditReport", "Finding", "FindingGroup", "Place", "group_findings"]
 
 _RANK = {Severity.ERROR: 0, Severity.WARNING: 1, Severity.NOTE: 2}
 
@@ -28,19 +28,38 @@ class Finding:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where findings of a group are.
+
+    Attributes:
+        path: Runs of equal layers folded.
+        count: Number of findings there.
+        detail: What is particular to them; `""` for nothing.
+    """
+
+    path: str
+    count: int
+    detail: str = ""
+
+    def __str__(self) -> str:
+        times = f" ({self.count})" if self.count > 1 else ""
+        return f"{self.path}{times}{': ' if self.detail else ''}{self.detail}"
+
+
+@dataclass(frozen=True)
 class FindingGroup:
     """Findings of one code that say the same of different places.
 
     Attributes:
         code: The code.
         hit: The first of them.
-        places: Their places, runs of equal layers folded, with the number of findings in each.
+        places: Their places.
         count: Number of findings.
     """
 
     code: Code
     hit: Hit
-    places: tuple[tuple[str, int], ...]
+    places: tuple[Place, ...]
     count: int
 
 
@@ -99,8 +118,19 @@ def group_findings(findings: tuple[Finding, ...]) -> list[FindingGroup]:
         FindingGroup(
             found[0].code,
             found[0].hit,
-            tuple(summarize_places(f.hit.where for f in found)),
+            _places(found),
             len(found),
         )
         for found in groups.values()
     ]
+
+
+def _places(findings: list[Finding]) -> tuple[Place, ...]:
+    alike: dict[str, list[str]] = {}
+    for finding in findings:
+        alike.setdefault(finding.hit.detail, []).append(finding.hit.where)
+    return tuple(
+        Place(path, count, detail)
+        for detail, paths in alike.items()
+        for path, count in summarize_places(paths)
+    )

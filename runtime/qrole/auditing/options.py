@@ -10,7 +10,7 @@ from enum import StrEnum
 from qrole.auditing.registry import codes
 from qrole.errors import UsageError
 
-__all__ = ["AuditOptions", "Engine", "check_target", "expand_codes"]
+__all__ = ["TARGETS", "AuditOptions", "Engine", "check_target", "expand_codes"]
 
 
 class Engine(StrEnum):
@@ -90,17 +90,35 @@ def expand_codes(names: Iterable[str]) -> frozenset[str]:
     return frozenset(found)
 
 
+#: Compute capabilities of NVIDIA's GPUs since Volta, without their dot.
+TARGETS = {
+    70: "Volta",
+    75: "Turing",
+    80: "A100",
+    86: "GeForce Ampere",
+    87: "Orin",
+    89: "Ada",
+    90: "Hopper",
+    100: "Blackwell",
+    101: "Thor, before CUDA 13",
+    103: "Blackwell Ultra",
+    110: "Thor",
+    120: "RTX Blackwell",
+    121: "DGX Spark",
+}
+
+
 def check_target(target: str) -> int:
     """The number in `sm_NN`.
 
     Raises:
-        UsageError: It is not written that way.
+        UsageError: It is not written that way, or there is no such GPU.
     """
     found = re.fullmatch(r"sm_(\d{2,3})[af]?", target)
-    if found is None:
+    if found is None or int(found[1]) not in TARGETS:
         raise UsageError(
-            f"{target!r} is no target",
-            expected="sm_89 (Ada), sm_90 (Hopper), sm_100 (Blackwell), sm_120 (RTX Blackwell), ...",
-            hint="the compute capability without its dot, after sm_",
+            f"there is no target {target!r}",
+            expected="one of " + ", ".join(f"sm_{n} ({name})" for n, name in TARGETS.items()),
+            hint="the GPU's compute capability without its dot, after sm_",
         )
     return int(found[1])

@@ -64,6 +64,7 @@ class Hit:
         module: Path of the module, for settings that are bound to modules; `""` for none.
         file: Source file that the user would change; None where none is known.
         line: Line in it, 1-based.
+        detail: What differs between places of which the message says the same; `""` for nothing.
     """
 
     where: str
@@ -72,6 +73,12 @@ class Hit:
     module: str = ""
     file: str | None = None
     line: int | None = None
+    detail: str = ""
+
+    @property
+    def text(self) -> str:
+        """The message with its detail, for a finding that stands alone."""
+        return f"{self.message}: {self.detail}" if self.detail else self.message
 
 
 @dataclass(frozen=True)

@@ -110,9 +110,10 @@ def never_read(subject: PlanSubject) -> Iterator[Hit]:
     for module, slots in unread.items():
         yield Hit(
             module or ".",
-            f"never read: {', '.join(slots)}",
+            "never read",
             "nothing; answers for these slots have no effect",
             module,
+            detail=", ".join(slots),
         )
 
 

@@ -6,6 +6,7 @@ from qrole.comparing.comparison import compare, named_dtype
 from qrole.comparing.data import DataOptions
 from qrole.comparing.gate import Gate, judge, write_text
 from qrole.comparing.report import Report
+from qrole.comparing.restriction import check_grouping
 
 __all__ = [
     "Budget",
@@ -15,6 +16,7 @@ __all__ = [
     "Violation",
     "check_baseline",
     "check_budgets",
+    "check_grouping",
     "compare",
     "judge",
     "load_baseline",

@@ -12,7 +12,7 @@ from qrole.plans import Decision, Plan
 from qrole.quantizers import HybridQuantizer, IdentityQuantizer, Quantizer
 from qrole.roles import Gemm, Usage
 
-__all__ = ["GROUPINGS", "groups_of", "only_modules"]
+__all__ = ["GROUPINGS", "check_grouping", "groups_of", "only_modules"]
 
 GROUPINGS = ("role", "module", "gemm")
 
@@ -39,6 +39,16 @@ def only_modules(plan: Plan, globs: Sequence[str]) -> Plan:
     )
 
 
+def check_grouping(grouping: str) -> None:
+    """Raises UsageError where there is no such grouping; needs no plan."""
+    if grouping not in GROUPINGS:
+        raise UsageError(
+            f"there is no grouping {grouping!r}",
+            expected=f"one of {', '.join(GROUPINGS)}",
+            hint="name one of them",
+        )
+
+
 def groups_of(plan: Plan, grouping: str) -> Iterator[tuple[str, Plan]]:
     """Each group's name, and the plan that quantizes this group only.
 
@@ -53,12 +63,7 @@ def groups_of(plan: Plan, grouping: str) -> Iterator[tuple[str, Plan]]:
         for gemm in Gemm:
             yield gemm.value, _only_gemm(plan, gemm)
         return
-    if grouping not in GROUPINGS:
-        raise UsageError(
-            f"there is no grouping {grouping!r}",
-            expected=f"one of {', '.join(GROUPINGS)}",
-            hint="name one of them",
-        )
+    check_grouping(grouping)
     name = _role_of if grouping == "role" else _module_of
     quantized = [decision for decision in plan if _quantizes(decision)]
     for group in dict.fromkeys(map(name, quantized)):

@@ -29,7 +29,9 @@ class Budget:
         given = [name for name in ("bits", "nbytes", "kl") if getattr(self, name) is not None]
         if len(given) != 1:
             raise UsageError(
-                f"{len(given)} budgets were given" + (f": {', '.join(given)}" if given else ""),
+                f"{len(given)} budgets were given: {', '.join(given)}"
+                if given
+                else "no budget was given",
                 expected="exactly one of bits per weight, size, and KL",
                 hint="pass --bits 5.5, --size 4GB or --kl 0.02",
             )

@@ -17,7 +17,7 @@ from qrole.searching.measure import Journal, Measured, ModelMeter, weight_noise
 from qrole.searching.result import Budget, SearchResult
 from qrole.searching.task import Task
 
-__all__ = ["Progress", "search"]
+__all__ = ["Progress", "check_request", "search"]
 
 FactoryLike = str | Callable[..., Any] | Factory
 Progress = Callable[[int, int, str], None]
@@ -62,7 +62,7 @@ def search(
         NothingMatchedError: Nothing fits the budget.
     """
     factories = [as_factory(candidate) for candidate in candidates]
-    _check(factories, budget, data_free)
+    check_request(factories, budget, data_free)
     loaded = (
         model
         if isinstance(model, LoadedModel)
@@ -89,7 +89,8 @@ def search(
     return result
 
 
-def _check(factories: list[Factory], budget: Budget, data_free: bool) -> None:
+def check_request(factories: Sequence[Factory], budget: Budget, data_free: bool) -> None:
+    """Raises UsageError where no search can be made of what was asked; needs no model."""
     if len(factories) < 2:
         raise UsageError(
             f"{len(factories)} candidate was given",

@@ -10,7 +10,9 @@ import jsonschema
 import pytest
 
 from qrole.auditing import AuditReport, audit_model, group_findings
+from qrole.auditing.findings import Finding, Place
 from qrole.auditing.output import github_annotations, report_payload, sarif_log
+from qrole.auditing.registry import Hit, find_code
 from tests.audit.building import decoder, sourced
 from tests.runtime.auditing.sarif_schema import SCHEMA
 
@@ -38,10 +40,31 @@ def clean() -> AuditReport:
 def test_equal_findings_are_grouped_and_folded(report: AuditReport) -> None:
     groups = group_findings(report.findings)
     assert [(g.code.name, g.places) for g in groups] == [
-        ("QR505", (("layers.0-1.self_attn.q_proj", 2),)),
-        ("QR505", (("layers.0-1.mlp.gate_proj", 2),)),
-        ("QR207", ((f"{report.factory.rpartition(':')[0]}:8", 1),)),
+        ("QR505", (Place("layers.0-1.self_attn.q_proj", 2),)),
+        ("QR505", (Place("layers.0-1.mlp.gate_proj", 2),)),
+        ("QR207", (Place(f"{report.factory.rpartition(':')[0]}:8", 1),)),
     ]
+
+
+def test_what_is_particular_to_a_place_stands_with_the_place() -> None:
+    """A TransformerLayer builds unread slots in every module, in each others."""
+    code = find_code("QR104")
+    hits = [
+        Hit(f"layers.{i}.{name}", "never read", "nothing", detail=detail)
+        for i in range(2)
+        for name, detail in (("qkv", "forward 2"), ("proj", "forward 2"), ("mlp", "backward 1"))
+    ]
+    findings = tuple(Finding(code, hit) for hit in hits)
+    (group,) = group_findings(findings)
+    assert list(map(str, group.places)) == [
+        "layers.0-1.{qkv,proj} (4): forward 2",
+        "layers.0-1.mlp (2): backward 1",
+    ]
+    report = AuditReport("m", "f", findings, (), 6, 1)
+    (line,) = github_annotations(report)
+    assert "layers.0-1.{qkv,proj} (4): forward 2; layers.0-1.mlp (2): backward 1: never" in line
+    messages = [finding["message"] for finding in report_payload(report)["findings"]]
+    assert messages[:3] == ["never read: forward 2"] * 2 + ["never read: backward 1"]
 
 
 def test_json_has_every_finding(report: AuditReport) -> None:

@@ -69,7 +69,8 @@ def test_inference_looks_at_the_forward_pass_only() -> None:
         ({"select": ("QR9",)}, "no code starts with 'QR9'"),
         ({"ignore": ("",)}, "no code starts with ''"),
         ({"module_ignores": {"*": ("X",)}}, "no code starts with 'X'"),
-        ({"target": "hopper"}, "'hopper' is no target"),
+        ({"target": "hopper"}, "there is no target 'hopper'"),
+        ({"target": "sm_99"}, "there is no target 'sm_99'"),
         ({"tensor_parallel": 0}, "tensor_parallel is 0"),
     ],
 )
@@ -139,7 +140,7 @@ def test_no_settings_are_the_defaults(tmp_path: Path) -> None:
         ("inference = 1", "inference is 1"),
         ('tensor-parallel = "2"', "tensor-parallel is '2'"),
         ("module-ignore = 3", "module-ignore is 3"),
-        ('target = "sm"', "'sm' is no target"),
+        ('target = "sm"', "there is no target 'sm'"),
         ("target = ", "cannot be read"),
     ],
 )

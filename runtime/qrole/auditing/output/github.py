@@ -35,9 +35,10 @@ def _annotation(group: FindingGroup, root: Path) -> str:
 
 def listed(group: FindingGroup, limit: int = 5) -> str:
     """The places of a group in one line."""
-    shown = [f"{path} ({count})" if count > 1 else path for path, count in group.places[:limit]]
+    shown = [str(place) for place in group.places[:limit]]
     more = len(group.places) - limit
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    comma = "; " if any(place.detail for place in group.places) else ", "
+    return comma.join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def relative(file: str, root: Path) -> str:

@@ -31,7 +31,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         "meaning": finding.code.summary,
         "where": finding.hit.where,
         "module": finding.hit.module or None,
-        "message": finding.hit.message,
+        "message": finding.hit.text,
         "to_do": finding.hit.to_do,
         "file": finding.hit.file,
         "line": finding.hit.line,

@@ -75,7 +75,7 @@ def _result(group: FindingGroup, index: dict[str, int], root: Path) -> dict[str,
 def _location(group: FindingGroup, root: Path) -> dict[str, Any]:
     location: dict[str, Any] = {
         "logicalLocations": [
-            {"fullyQualifiedName": path, "kind": "module"} for path, _ in group.places
+            {"fullyQualifiedName": place.path, "kind": "module"} for place in group.places
         ]
     }
     if group.hit.file is not None:
@@ -95,6 +95,6 @@ def _uri(path: str) -> str:
 
 def _fingerprint(group: FindingGroup) -> str:
     """Equal for the same finding in another commit: no line numbers, no paths of the machine."""
-    places = "\n".join(path for path, _ in group.places if ":" not in path)
+    places = "\n".join(place.path for place in group.places if ":" not in place.path)
     text = f"{group.code.name}\n{group.hit.message}\n{places}"
     return hashlib.sha256(text.encode()).hexdigest()
