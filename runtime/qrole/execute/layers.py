@@ -111,6 +111,7 @@ class WeightTable:
         self._running: list[str] = []
         self._sharded: set[Layer] = set()
         self._gathers: StorageNotes[Gather] = StorageNotes()
+        self._has_attention = any(layer.is_attention for layer in layers)
         for layer in layers:
             self._by_module[layer.module].append(layer)
             self._note(layer)
@@ -173,6 +174,8 @@ class WeightTable:
 
     def running_attention(self) -> Layer | None:
         """The attention whose module is running, the innermost one."""
+        if not self._has_attention:
+            return None
         for path in reversed(self._running):
             for layer in self._by_module[path]:
                 if layer.is_attention:

@@ -1,4 +1,4 @@
-"""From torch functions that multiply by a covered weight to products `x @ w.T`.
+"""From torch functions that multiply by a covered weight to products `x @ w.T`, and attention.
 
 Every function here takes the intercepted call's own arguments and returns its result, or
 NotImplemented where no operand is a covered weight in a position that it knows.
@@ -119,6 +119,10 @@ def _grouped_mm(
     return torch.cat(outputs)
 
 
+def _attention(run: Execution, *args: Any, **options: Any) -> Any:
+    return run.attention.in_one_call(*args, **options)
+
+
 def _einsum(run: Execution, equation: Any, *operands: Any) -> Any:
     if not isinstance(equation, str) or "." in equation:
         return NotImplemented
@@ -197,6 +201,7 @@ _LOWERINGS: dict[Any, Lowering] = {
     torch.baddbmm: _addmm,
     torch.Tensor.baddbmm: _addmm,
     torch.einsum: _einsum,
+    F.scaled_dot_product_attention: _attention,
 }
 _GROUPED = ("_grouped_mm", "grouped_mm", "grouped_mm_fallback")
 

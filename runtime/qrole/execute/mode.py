@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from qrole.execute.arguments import by_position
 from qrole.execute.gathers import gathered_rows
 from qrole.execute.lowering import lowering_of
 
@@ -55,21 +56,25 @@ class PlanMode(TorchFunctionMode):
             self._run.before_change(written)
         lowering = lowering_of(function)
         if lowering is not None:
-            result = lowering(self._run, *args, **kwargs)
+            operands, options = by_position(args, kwargs)
+            result = lowering(self._run, *operands, **options)
             if result is not NotImplemented:
                 return result
-        elif function in _CASTS:
-            result = function(*args, **kwargs)
-            self._run.table.mark_cast(result, args[0])
-            return result
-        elif _guarded(function) and function not in self._entered:
+        elif function not in _CASTS and _guarded(function) and function not in self._entered:
             return self._enter(function, args, kwargs)
         result = function(*args, **kwargs)
+        self._note(function, args, kwargs, result)
+        return self._run.attention.saw(function, args, kwargs, result)
+
+    def _note(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Remembers what a function made of a covered weight."""
+        if function in _CASTS:
+            self._run.table.mark_cast(result, args[0])
+            return
         gathered = gathered_rows(function, args, kwargs)
         if gathered is not None:
             self._run.table.mark_gathered(*gathered, result)
         self._note_reader(function, args, result)
-        return result
 
     def _enter(self, function: FunctionType, args: Any, kwargs: Any) -> Any:
         """Runs a function that is written in Python with the mode on.

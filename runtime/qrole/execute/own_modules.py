@@ -8,21 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from qrole import gemm
 from qrole.autocasting import autocast
 from qrole.errors import UsageError
+from qrole.execute.products import operands_that_meet
 from qrole.execute.state import PlanState, copied
+from qrole.execute.watching import Watch, watch
+from qrole.modules.attention.slots import AttentionModule
+from qrole.modules.ops import BasicLinear, BasicOperation
 from qrole.plans import Plan
+from qrole.quantizers.base import Quantizer
 from qrole.quantizers.tensor import QuantizedTensor
-from qrole.roles import Direction, Gemm, Slot
+from qrole.roles import Direction, Gemm, Usage
 
 if TYPE_CHECKING:
+    from qrole.execute.layers import Layer
     from qrole.execute.run import Execution
 
 __all__ = ["own_modules", "running_own_modules"]
@@ -54,8 +60,9 @@ def running_own_modules(
             if path not in state.initialized:
                 _initialized(path, module, state)
                 state.initialized.add(path)
-        state.run = run
-        undo.callback(setattr, state, "run", None)
+        for layer in run.layers:
+            if layer.is_attention and layer.module in modules:
+                undo.callback(_observed_attention(modules[layer.module], layer, run).remove)
         undo.enter_context(_observed_products(run))
         undo.enter_context(autocast(enabled=True, recipe=state.recipe))
         yield
@@ -96,63 +103,49 @@ def _shallow(attributes: dict[str, Any]) -> dict[str, Any]:
 
 def _initialized(path: str, module: Any, state: PlanState) -> None:
     """Has a module build its quantizers from the plan's answers, and makes each of them tell."""
-    if not hasattr(module, "init_fp8_meta_tensors") or not hasattr(module, "quantizers"):
-        raise UsageError(
-            f"{path or '.'} is a {type(module).__name__}, which builds its quantizers in a way "
-            "that a run cannot take over",
-            expected="modules with init_fp8_meta_tensors() and `quantizers`, as qrole.Linear has",
-            hint="use the module in place of the fusible op, or leave this part out of the model",
-        )
-    asked = {direction: state.asked(path, direction) for direction in _DIRECTIONS}
-    answers = [copied(answer) for slots in asked.values() for _, _, answer in slots]
-    state.answers[:] = answers
-    module.init_fp8_meta_tensors(state.recipe)
-    for direction, key in _DIRECTIONS.items():
-        for (slot, copy, _), quantizer in zip(
-            asked[direction], module.quantizers[key], strict=True
-        ):
-            _watch(quantizer, _Watch(state, slot, copy))
+    asked = {direction: state.asked(path, direction) for direction in Direction}
+    state.answers[:] = [copied(answer) for slots in asked.values() for _, _, answer in slots]
+    quantizers = _built(path, module, state)
+    for direction, slots in asked.items():
+        for (slot, copy, _), quantizer in zip(slots, quantizers[direction], strict=True):
+            watch(quantizer, Watch(state, slot, copy))
 
 
-@dataclass
-class _Watch:
-    """Whose tensors a quantizer sees.
-
-    Attributes:
-        state: Knows the run, which is told.
-        slot: The slot.
-        copy: Index of the expert.
-    """
-
-    state: PlanState
-    slot: Slot
-    copy: int
-
-
-def _watch(quantizer: Any, watch: _Watch) -> None:
-    quantizer.__class__ = _watched_class(type(quantizer))
-    quantizer._watch = watch
-
-
-def _watched_class(cls: Any) -> Any:
-    """The class with a `quantize` that tells; of the same name, because reports show it."""
-    if cls not in _watched:
-        plain = cls.quantize
-
-        def quantize(
-            self: Any, tensor: Any, *, generator: torch.Generator | None = None, **options: Any
-        ) -> Any:
-            watch: _Watch = self._watch
-            if watch.state.run is None or options or isinstance(tensor, QuantizedTensor):
-                return plain(self, tensor, generator=generator, **options)
-            return watch.state.run.quantize_own(self, watch.slot, watch.copy, tensor)
-
-        members = {"quantize": quantize, "quantize_unwatched": plain}
-        _watched[cls] = type(cls.__name__, (cls,), members)
-    return _watched[cls]
+def _built(path: str, module: Any, state: PlanState) -> dict[Direction, list[Quantizer]]:
+    """The quantizers that a module or a fusible op builds, in slot order."""
+    if isinstance(module, AttentionModule):
+        module.partial_attention = True
+    if hasattr(module, "init_fp8_meta_tensors") and hasattr(module, "quantizers"):
+        module.init_fp8_meta_tensors(state.recipe)
+        return {direction: module.quantizers[key] for direction, key in _DIRECTIONS.items()}
+    if isinstance(module, BasicLinear):
+        module.plain_neighbours = True
+    if isinstance(module, BasicOperation):
+        device = next((p.device for p in module.parameters()), None)
+        module.reset_recipe_state(recipe=state.recipe, device=device)
+        return {direction: module.built_quantizers(direction.value) for direction in Direction}
+    raise UsageError(
+        f"{path or '.'} is a {type(module).__name__}, which builds its quantizers in a way "
+        "that a run cannot take over",
+        expected="ops of qrole, or modules with init_fp8_meta_tensors() and `quantizers`",
+        hint="use qrole's module of that kind, or leave this part out of the model",
+    )
 
 
-_watched: dict[Any, Any] = {}
+def _observed_attention(module: nn.Module, layer: Layer, run: Execution) -> RemovableHandle:
+    """Tells the run of an attention's results."""
+
+    def hook(module: nn.Module, args: Any, result: Any) -> None:
+        run.saw_attention(layer, result[0] if isinstance(result, tuple) else result)
+
+    return module.register_forward_hook(hook)
+
+
+def _met(left: Any, left_usage: Usage, right: Any, right_usage: Usage) -> tuple[Any, Any]:
+    """Operands of which a plan, unlike a module of its own, may leave one in high precision."""
+    if isinstance(left, QuantizedTensor) and isinstance(right, QuantizedTensor):
+        return operands_that_meet(left, left_usage, right, right_usage)
+    return left, right
 
 
 @contextmanager
@@ -161,17 +154,20 @@ def _observed_products(run: Execution) -> Iterator[None]:
     plain = {name: getattr(gemm, name) for name in ("fprop", "dgrad", "wgrad")}
 
     def fprop(x: Any, w: Any, bias: Any = None, **options: Any) -> torch.Tensor:
-        result: torch.Tensor = plain["fprop"](x, w, bias, **options)
+        met = _met(x, Usage.ROWWISE, w, Usage.ROWWISE)
+        result: torch.Tensor = plain["fprop"](*met, bias, **options)
         run.saw_product(Gemm.FPROP, x, w, result, bias)
         return result
 
     def dgrad(dy: Any, w: Any, **options: Any) -> torch.Tensor:
-        result: torch.Tensor = plain["dgrad"](dy, w, **options)
+        met = _met(dy, Usage.ROWWISE, w, Usage.COLUMNWISE)
+        result: torch.Tensor = plain["dgrad"](*met, **options)
         run.saw_product(Gemm.DGRAD, dy, w, result, None)
         return result
 
     def wgrad(dy: Any, x: Any, **options: Any) -> torch.Tensor:
-        result: torch.Tensor = plain["wgrad"](dy, x, **options)
+        met = _met(dy, Usage.COLUMNWISE, x, Usage.COLUMNWISE)
+        result: torch.Tensor = plain["wgrad"](*met, **options)
         run.saw_product(Gemm.WGRAD, dy, x, result, None)
         return result
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from qrole.execute.layers import Layer
     from qrole.execute.run import Execution
 
-__all__ = ["Call", "quantized_linear"]
+__all__ = ["Call", "operands_that_meet", "quantized_linear"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class QuantizedLinear(torch.autograd.Function):
         needs_dw = call.differentiable and ctx.needs_input_grad[1]
         qw = run.quantize_weight(call, w_NK, x_MK.dtype, columnwise=needs_dx)
         qx = run.quantize(call, "input", x_MK, rowwise=True, columnwise=needs_dw)
-        y_MN = gemm.fprop(*_operands(qx, Usage.ROWWISE, qw, Usage.ROWWISE), bias)
+        y_MN = gemm.fprop(*operands_that_meet(qx, Usage.ROWWISE, qw, Usage.ROWWISE), bias)
         if not call.repeated:
             w = w_NK.to(x_MK.dtype)
             run.observer.product(call.layer, Gemm.FPROP, call.copy, x_MK, w.t(), y_MN, bias)
@@ -96,13 +96,13 @@ def _backward(
         return None, None, dy_MN.sum(0) if needs_db else None, None
     qdy = run.quantize(call, "grad_output", dy_MN, rowwise=needs_dx, columnwise=needs_dw)
     if needs_dx:
-        dx = gemm.dgrad(*_operands(qdy, Usage.ROWWISE, ctx.weight, Usage.COLUMNWISE))
+        dx = gemm.dgrad(*operands_that_meet(qdy, Usage.ROWWISE, ctx.weight, Usage.COLUMNWISE))
         if w_NK is not None:
             w = w_NK.to(dy_MN.dtype)
             run.observer.product(call.layer, Gemm.DGRAD, call.copy, dy_MN, w, dx, None)
     if needs_dw:
         qx = ctx.input(tensors)
-        dw = gemm.wgrad(*_operands(qdy, Usage.COLUMNWISE, qx, Usage.COLUMNWISE))
+        dw = gemm.wgrad(*operands_that_meet(qdy, Usage.COLUMNWISE, qx, Usage.COLUMNWISE))
         if x_MK is not None:
             run.observer.product(call.layer, Gemm.WGRAD, call.copy, dy_MN.t(), x_MK, dw, None)
     return dx, dw, dy_MN.sum(0) if needs_db else None, None
@@ -138,7 +138,7 @@ def quantized_linear(
 Operand = QuantizedTensor | torch.Tensor
 
 
-def _operands(
+def operands_that_meet(
     left: QuantizedTensor, left_usage: Usage, right: QuantizedTensor, right_usage: Usage
 ) -> tuple[Operand, Operand]:
     """Both operands as the GEMM takes them.

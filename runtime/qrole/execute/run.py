@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from qrole.errors import UsageError
+from qrole.execute.attention import AttentionRun
 from qrole.execute.layers import Layer, Match, WeightTable, layers_of
 from qrole.execute.mode import PlanMode
 from qrole.execute.observer import Observer
@@ -20,7 +21,9 @@ from qrole.execute.own_modules import own_modules, running_own_modules
 from qrole.execute.products import Call, quantized_linear
 from qrole.execute.state import PlanState
 from qrole.execute.storage_notes import StorageNotes
+from qrole.execute.watching import Watch, outside_error, watch
 from qrole.execute.weights import WeightCache
+from qrole.modules.attention.fp8 import AttentionQuantizers
 from qrole.plans import Plan
 from qrole.quantizers.base import Quantizer
 from qrole.quantizers.tensor import QuantizedTensor
@@ -28,6 +31,8 @@ from qrole.roles import Gemm, Slot
 from qrole.state import register, update_delayed_scaling
 
 __all__ = ["Execution", "executing"]
+
+_OF_PRODUCTS = ("input", "weight", "grad_output")
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,9 @@ class Execution:
         table: Finds the layer of a weight.
         observer: Who watches.
         rows: Rows that each `(layer, copy)` multiplied so far, recomputation not counted.
-        readers: Functions that read a covered weight and were no product that is known.
+        readers: Functions that read a covered weight and were no product that is known; of an
+            attention, why it was not computed.
+        attention: Computes attention of foreign modules.
     """
 
     def __init__(
@@ -78,8 +85,11 @@ class Execution:
         self._steps_pending = False
         self._latest: tuple[Any, torch.Tensor, QuantizedTensor] | None = None
         self._unrecorded: Counter[tuple[str, int]] = Counter()
-        self._seen: WeakKeyDictionary[QuantizedTensor, Seen] = WeakKeyDictionary()
+        self._seen: StorageNotes[Seen] = StorageNotes()
+        self._seen_custom: WeakKeyDictionary[Any, Seen] = WeakKeyDictionary()
         self._told: StorageNotes[ref[torch.Tensor]] = StorageNotes()
+        self._own = frozenset(own)
+        self.attention = AttentionRun(self)
 
     def multiply(
         self, match: Match, x: torch.Tensor, w_NK: torch.Tensor, bias: torch.Tensor | None
@@ -150,10 +160,20 @@ class Execution:
         quantizer.set_usage(rowwise=True, columnwise=columnwise)
         return self._quantized_weight(quantizer, slot, call.copy, w_NK, dtype, call.stable)
 
+    def attention_quantizers(self, layer: Layer) -> AttentionQuantizers:
+        """The quantizers of a foreign attention, which tell what they do."""
+        found = {}
+        for operand, decision in layer.slots.items():
+            found[operand] = self._state.quantizer(decision.slot, 0)
+            watch(found[operand], Watch(self._state, decision.slot, 0, foreign=True))
+        return AttentionQuantizers.from_slots(found, partial=True)
+
     def quantize_own(
         self, quantizer: Any, slot: Slot, copy: int, tensor: torch.Tensor
     ) -> QuantizedTensor:
-        """What a module with quantizers of its own has one of them do; usage flags are set."""
+        """What a watched quantizer does: a module's own, or attention's; usage flags are set."""
+        if slot.direction == "backward" and slot.module not in self._own:
+            self.begin_backward(self._layer_of[slot.id])
         if slot.operand == "weight":
             made = self._quantized_weight(quantizer, slot, copy, tensor, tensor.dtype, True)
         else:
@@ -161,31 +181,51 @@ class Execution:
             made = quantizer.quantize_unwatched(tensor, generator=generator)
             if slot.direction == "backward" or not _in_backward():
                 self.observer.operand(slot, copy, tensor, made)
-        self._seen[made] = Seen(slot, copy, tensor if self.observer.wants_operands else None)
+        self._remember(made, Seen(slot, copy, tensor if self.observer.wants_operands else None))
         return made
+
+    def _remember(self, made: Any, seen: Seen) -> None:
+        """By the codes' memory, for autograd keeps them without the object around them."""
+        if not isinstance(made, QuantizedTensor):
+            self._seen_custom[made] = seen
+            return
+        for codes in _codes(made):
+            self._seen.put(codes, seen)
+
+    def _recalled(self, made: Any) -> Seen | None:
+        if not isinstance(made, QuantizedTensor):
+            return None if isinstance(made, torch.Tensor) else self._seen_custom.get(made)
+        return next((seen for seen in map(self._seen.get, _codes(made)) if seen is not None), None)
 
     def saw_product(
         self, gemm: Gemm, left: Any, right: Any, result: torch.Tensor, bias: torch.Tensor | None
     ) -> None:
-        """A module with quantizers of its own multiplied; its left operand tells for whom."""
-        seen, other = self._seen.get(left), self._seen.get(right)
-        layer = self._layer_of.get(seen.slot.id) if seen is not None else None
-        if seen is None or layer is None:
+        """A module with quantizers of its own multiplied; its operands tell for whom.
+
+        One of them may come from elsewhere, such as an op that only quantizes.
+        """
+        seen, other = self._recalled(left), self._recalled(right)
+        by = next((s for s in (seen, other) if s and s.slot.operand in _OF_PRODUCTS), None)
+        layer = self._layer_of.get(by.slot.id) if by is not None else None
+        if by is None or layer is None:
             return
-        copy = seen.copy
+        copy = by.copy
         if gemm is Gemm.FPROP and not _in_backward():
             self._saw_result(layer, copy, result.detach().reshape(-1, result.shape[-1]))
-        if seen.tensor is not None and other is not None and other.tensor is not None:
-            a, b = (x.detach().reshape(-1, x.shape[-1]) for x in (seen.tensor, other.tensor))
-            a, b = (a.t() if gemm is Gemm.WGRAD else a), (b.t() if gemm is Gemm.FPROP else b)
-            flat = result.reshape(-1, result.shape[-1])
-            self.observer.product(layer, gemm, copy, a, b, flat, bias)
+        if seen is None or other is None or seen.tensor is None or other.tensor is None:
+            return
+        a, b = (x.detach().reshape(-1, x.shape[-1]) for x in (seen.tensor, other.tensor))
+        a, b = (a.t() if gemm is Gemm.WGRAD else a), (b.t() if gemm is Gemm.FPROP else b)
+        flat = result.reshape(-1, result.shape[-1])
+        self.observer.product(layer, gemm, copy, a, b, flat, bias)
 
     def end(self) -> None:
         """Lets go of what only a run that goes on needs."""
         self.active = False
         self._latest = None
         self._told.clear()
+        self._seen.clear()
+        self.attention.end()
 
     def begin_backward(self, layer: Layer) -> None:
         """Checks that the run goes on, and sees to delayed scaling when this pass is done.
@@ -194,11 +234,7 @@ class Execution:
             UsageError: The context was left before `backward()`.
         """
         if not self.active:
-            raise UsageError(
-                f"the backward pass of {layer.name} ran after the plan's context was left",
-                expected="forward and backward inside the same `with executing(...)`",
-                hint="call loss.backward() inside the block",
-            )
+            raise outside_error(layer.name)
         if self._state.buffers and not self._steps_pending:
             self._steps_pending = True
             torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
@@ -211,6 +247,11 @@ class Execution:
         """Layers whose weight was in no product, in the order of the plan."""
         ran = {layer for layer, _ in self.rows}
         return [layer for layer in self.layers if layer not in ran]
+
+    def saw_attention(self, layer: Layer, output: torch.Tensor) -> None:
+        """An attention gave a result (..., Dv), quantized or not."""
+        if not _in_backward():
+            self._saw_result(layer, 0, output.detach().reshape(-1, output.shape[-1]))
 
     def _saw_result(self, layer: Layer, copy: int, y_MN: torch.Tensor) -> None:
         self.rows[(layer, copy)] += y_MN.shape[0]
@@ -303,6 +344,7 @@ def executing(
     run = Execution(inner, state, own, observer or Observer(), weights or WeightCache())
     for buffers in state.buffers:
         register(buffers)
+    state.run = run
     ended = inner.register_forward_hook(lambda *_: _end_forward(state))
     try:
         with (
@@ -313,6 +355,7 @@ def executing(
         ):
             yield run
     finally:
+        state.run = None
         ended.remove()
         run.end()
 
@@ -321,6 +364,10 @@ def _end_forward(state: PlanState) -> None:
     """Ends the forward part of a step, as TransformerEngine's autocast does where it is left."""
     if torch.is_grad_enabled() and (state.buffers or state.initialized):
         update_delayed_scaling(forward=True)
+
+
+def _codes(made: QuantizedTensor) -> list[torch.Tensor]:
+    return [data.data for data in (made.rowwise, made.columnwise) if data is not None]
 
 
 def _in_backward() -> bool:

@@ -64,7 +64,9 @@ class PlanState:
         self.kept: dict[str, dict[str, Any]] = {}
         self.initialized: set[str] = set()
         self.answers: list[Any] = []
-        self.recipe = CustomRecipe(qfactory=lambda role: self.answers.pop(0))
+        self.recipe = CustomRecipe(
+            qfactory=lambda role: self.answers.pop(0), fp8_dpa=plan.inventory.attention
+        )
         self.run: Execution | None = None
         self.told: dict[tuple[str, int], tuple[object, bool]] = {}
         self._seed = seed

@@ -31,7 +31,7 @@ class StorageNotes(Generic[Note]):
         """Notes something about the storage of a tensor."""
         if len(self._notes) >= self._most:
             self._notes = {a: n for a, n in self._notes.items() if not n[0].expired()}
-            self._most = max(_FEW, 2 * len(self._notes))
+            self._most = max(_FEW, len(self._notes) * 5 // 4)
         storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         self._notes[storage.cdata] = (storage, note)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from qrole.errors import ConfigError
 from qrole.modules.attention.core import attend, largest_logits
-from qrole.modules.attention.fp8 import AttentionQuantizers, attend_quantized
+from qrole.modules.attention.fp8 import attend_quantized
 from qrole.modules.attention.inputs import (
     attention_bias,
     one_of,
@@ -256,12 +256,12 @@ class DotProductAttention(AttentionModule):
             "dropout": self.attention_dropout if self.training else 0.0,
             "sink": self.softmax_offset,
         }
-        if not self._quantized:
+        quantizers = self._attention_quantizers()
+        if quantizers is None:
             return attend(q, k, v, mask=mask, causal=causal, **options)
         if causal:
             rule = mask_rule("causal", None, None)
             mask = attention_mask(rule, q.shape[2], k.shape[2], q.device)
-        quantizers = AttentionQuantizers.of(self.quantizers)
         with torch.autocast(q.device.type, enabled=False):
             return attend_quantized(
                 q,
@@ -275,9 +275,9 @@ class DotProductAttention(AttentionModule):
             )
 
     def _quantize_output(self, context: Tensor, fp8_output: bool) -> Tensor:
-        if not self._quantized:
+        quantizers = self._attention_quantizers()
+        if quantizers is None:
             return context
-        quantizers = AttentionQuantizers.of(self.quantizers)
         grad = None if quantizers.blocked else quantizers.do
         return fake_quantize(context, quantizers.o, grad, carry=fp8_output)
 

@@ -32,10 +32,21 @@ from torch.autograd.function import once_differentiable
 from qrole.errors import OperandError
 from qrole.modules.attention.core import masked_softmax
 from qrole.modules.fake_quantize import fake_quantize
-from qrole.quantizers import Float8CurrentScalingQuantizer, Float8Quantizer, MXFP8Quantizer
+from qrole.quantizers import (
+    Float8CurrentScalingQuantizer,
+    Float8Quantizer,
+    IdentityQuantizer,
+    MXFP8Quantizer,
+)
 from qrole.quantizers.base import Quantizer
 
-__all__ = ["BACKWARD_INDEX", "FORWARD_INDEX", "AttentionQuantizers", "attend_quantized"]
+__all__ = [
+    "BACKWARD_INDEX",
+    "FORWARD_INDEX",
+    "AttentionQuantizers",
+    "QuantizedInputs",
+    "attend_quantized",
+]
 
 #: Slots that are read, of the nine forward and six backward ones.
 FORWARD_INDEX: dict[str, int] = {"qkv": 2, "o": 3, "s": 8}
@@ -47,35 +58,57 @@ _TE_NAMES = {"qkv": "QKV", "o": "O", "s": "S", "dqkv": "dQKV", "do": "dO", "dp":
 
 @dataclass(frozen=True)
 class AttentionQuantizers:
-    """The quantizers of one attention; `s` and `dp` are None under MXFP8."""
+    """The quantizers of one attention; None leaves a tensor alone, as MXFP8 does S and dP."""
 
-    qkv: Quantizer
-    o: Quantizer
+    qkv: Quantizer | None
+    o: Quantizer | None
     s: Quantizer | None
-    dqkv: Quantizer
-    do: Quantizer
+    dqkv: Quantizer | None
+    do: Quantizer | None
     dp: Quantizer | None
 
     @classmethod
-    def of(cls, quantizers: Mapping[str, Sequence[Any]]) -> AttentionQuantizers:
-        """From the slots `scaling_fwd` and `scaling_bwd`.
+    def of(
+        cls, quantizers: Mapping[str, Sequence[Any]], *, partial: bool = False
+    ) -> AttentionQuantizers:
+        """From the slots `scaling_fwd` and `scaling_bwd`; otherwise as `from_slots`."""
+        forward, backward = quantizers["scaling_fwd"], quantizers["scaling_bwd"]
+        found = {name: forward[i] for name, i in FORWARD_INDEX.items()}
+        found |= {name: backward[i] for name, i in BACKWARD_INDEX.items()}
+        return cls.from_slots(found, partial=partial)
+
+    @classmethod
+    def from_slots(cls, given: Mapping[str, Any], *, partial: bool = False) -> AttentionQuantizers:
+        """From the six slots that are read.
+
+        Args:
+            given: Quantizers by the names of the fields.
+            partial: Tensors may stay in high precision, which TransformerEngine refuses.
 
         Raises:
             OperandError: One is of a format that FP8 attention cannot use.
         """
-        forward, backward = quantizers["scaling_fwd"], quantizers["scaling_bwd"]
-        found = {name: forward[i] for name, i in FORWARD_INDEX.items()}
-        found |= {name: backward[i] for name, i in BACKWARD_INDEX.items()}
-        if isinstance(found["qkv"], MXFP8Quantizer):
+        found = dict(given)
+        if partial:
+            found = {n: None if isinstance(q, IdentityQuantizer) else q for n, q in found.items()}
+        deciding = [found["qkv"]] if found["qkv"] is not None else list(found.values())
+        if any(isinstance(quantizer, MXFP8Quantizer) for quantizer in deciding):
             found["s"] = found["dp"] = None
-        for name in (field.name for field in fields(cls)):
-            _check_format(name, found[name])
+        for field in fields(cls):
+            _check_format(field.name, found[field.name])
         return cls(**found)
 
     @property
     def blocked(self) -> bool:
         """Row-wise and column-wise data differ (MXFP8)."""
-        return isinstance(self.qkv, MXFP8Quantizer)
+        quantizers = (self.qkv, self.o, self.dqkv, self.do)
+        deciding = (self.qkv,) if self.qkv is not None else quantizers
+        return any(isinstance(quantizer, MXFP8Quantizer) for quantizer in deciding)
+
+    @property
+    def quantize(self) -> bool:
+        """Whether any of them does."""
+        return any(getattr(self, field.name) is not None for field in fields(self))
 
 
 def _check_format(name: str, quantizer: object) -> None:
@@ -174,6 +207,77 @@ class _Product(torch.autograd.Function):
         return torch.matmul(pair.row, b.mT), torch.matmul(a.mT, pair.col), None, None, None
 
 
+@dataclass(frozen=True)
+class QuantizedInputs:
+    """Queries, keys and values in fp32 as the two products and their gradients read them.
+
+    Attributes:
+        q_row: (..., Q, D), differentiable, as are `k_row` and `v_col`.
+        k_row: (..., K, D).
+        v_col: (..., K, Dv).
+        q_col: For the gradient of the keys.
+        k_col: For the gradient of the queries.
+        v_row: For the gradient of the weights.
+        quantizers: Of the six slots.
+    """
+
+    q_row: Tensor
+    k_row: Tensor
+    v_col: Tensor
+    q_col: Tensor
+    k_col: Tensor
+    v_row: Tensor
+    quantizers: AttentionQuantizers
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        quantizers: AttentionQuantizers,
+        *,
+        quantize_qkv: bool = True,
+        quantize_dqkv: bool = True,
+    ) -> QuantizedInputs:
+        """Quantizes the three, and their gradients on the way back; keys are repeated for groups.
+
+        Args:
+            q: (..., Q, D), (B, H, Q, D) where there are groups.
+            k: (..., K, D); fewer heads in dimension 1 than queries have are groups.
+            v: (..., K, Dv), likewise.
+            quantizers: Of the six slots.
+            quantize_qkv: False where the three are quantized already.
+            quantize_dqkv: False where the caller quantizes their gradients.
+        """
+        rows = _QuantizeQKV.apply(  # type: ignore[no-untyped-call]
+            q,
+            k,
+            v,
+            quantizers.qkv if quantize_qkv else None,
+            quantizers.dqkv if quantize_dqkv else None,
+        )
+        q_row, k_row, v_col, q_col, k_col, v_row = (_for_all_heads(x, q) for x in rows)
+        return cls(q_row, k_row, v_col, q_col, k_col, v_row, quantizers)
+
+    def logits(self) -> Tensor:
+        """`q k^T`, (..., Q, K), neither scaled nor masked."""
+        made: Tensor = _Product.apply(self.q_row, self.k_row.mT, self.q_col, self.k_col.mT, None)  # type: ignore[no-untyped-call]
+        return made
+
+    def context(self, weights: Tensor) -> Tensor:
+        """`s v` in fp32, (..., Q, Dv), of attention weights in fp32, (..., Q, K)."""
+        weights = fake_quantize(weights, self.quantizers.s)
+        grad = self.quantizers.do if self.quantizers.blocked else None
+        made: Tensor = _Product.apply(weights, self.v_col, weights, self.v_row, grad)  # type: ignore[no-untyped-call]
+        return made
+
+
+def _for_all_heads(x: Tensor, q: Tensor) -> Tensor:
+    groups = q.shape[1] // x.shape[1] if q.dim() == 4 else 1
+    return x if groups == 1 else x.repeat_interleave(groups, dim=1)
+
+
 def attend_quantized(
     q: Tensor,
     k: Tensor,
@@ -206,22 +310,11 @@ def attend_quantized(
     Returns:
         (B, H, Q, Dv) in q's dtype.
     """
-    rows = _QuantizeQKV.apply(  # type: ignore[no-untyped-call]
-        q,
-        k,
-        v,
-        quantizers.qkv if quantize_qkv else None,
-        quantizers.dqkv if quantize_dqkv else None,
+    inputs = QuantizedInputs.of(
+        q, k, v, quantizers, quantize_qkv=quantize_qkv, quantize_dqkv=quantize_dqkv
     )
-    groups = q.shape[1] // k.shape[1]
-    q_row, k_row, v_col, q_col, k_col, v_row = (
-        x if i in (0, 3) else x.repeat_interleave(groups, dim=1) for i, x in enumerate(rows)
-    )
-    logits = _Product.apply(q_row, k_row.mT, q_col, k_col.mT, None) * scale  # type: ignore[no-untyped-call]
+    logits = inputs.logits() * scale
     logits = logits if bias is None else logits + bias
     logits = fake_quantize(logits, None, quantizers.dp)
     weights = F.dropout(masked_softmax(logits, mask, sink), dropout)
-    weights = fake_quantize(weights, quantizers.s)
-    grad_quantizer = quantizers.do if quantizers.blocked else None
-    out: Tensor = _Product.apply(weights, v_col, weights, v_row, grad_quantizer)  # type: ignore[no-untyped-call]
-    return out.to(q.dtype)
+    return inputs.context(weights).to(q.dtype)

@@ -10,7 +10,7 @@ import torch
 from typing_extensions import override
 
 from qrole.errors import OperandError
-from qrole.modules.attention.fp8 import BACKWARD_INDEX, FORWARD_INDEX
+from qrole.modules.attention.fp8 import BACKWARD_INDEX, FORWARD_INDEX, AttentionQuantizers
 from qrole.modules.base import QuantizedModule
 from qrole.modules.slots import SlotFacts
 from qrole.quantizers import (
@@ -36,7 +36,13 @@ class AttentionModule(QuantizedModule):
 
     They come in groups of three (forward: QKV, O, S) and two (backward: dQKV, dO, dP); one of each
     group is read, and only with `fp8_dpa`, but the factory is asked for all fifteen in any case.
+
+    Attributes:
+        partial_attention: Some of attention's tensors may stay in high precision under `fp8_dpa`,
+            which TransformerEngine refuses. Runs under a plan set it.
     """
+
+    partial_attention: bool = False
 
     @property
     @override
@@ -147,9 +153,12 @@ class AttentionModule(QuantizedModule):
             recipe.fp8_dpa = True
             _log.warning("forcing fp8_dpa=True in the recipe, because fp8_mha=True")
 
-    @property
-    def _quantized(self) -> bool:
-        return self.fp8 and bool(self.fp8_meta["recipe"].fp8_dpa)
+    def _attention_quantizers(self) -> AttentionQuantizers | None:
+        """Who quantizes what; None where attention stays in high precision."""
+        if not (self.fp8 and self.fp8_meta["recipe"].fp8_dpa):
+            return None
+        found = AttentionQuantizers.of(self.quantizers, partial=self.partial_attention)
+        return found if found.quantize else None
 
 
 def _splits(recipe: Recipe) -> bool:

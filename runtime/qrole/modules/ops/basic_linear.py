@@ -16,7 +16,7 @@ from qrole.modules.linear_function import LinearQuantizers, quantized_linear
 from qrole.modules.ops.operation import BasicOperation
 from qrole.modules.parameters import empty_parameter
 from qrole.modules.slots import SlotFacts
-from qrole.quantizers import Float8Quantizer, Quantizer
+from qrole.quantizers import Float8Quantizer, IdentityQuantizer, Quantizer
 from qrole.roles import QuantizerRole
 
 __all__ = ["BasicLinear", "compute_dtype", "kaiming_init"]
@@ -46,7 +46,13 @@ class BasicLinear(BasicOperation):
         device: Of the weight; CUDA, or the default device on a machine without it.
         dtype: Of the weight; torch's default where None.
         keywords: TransformerEngine's further keywords, of no effect here: `keywords.py`.
+
+    Attributes:
+        plain_neighbours: The neighbours' slots may also be in high precision, which
+            TransformerEngine refuses. Runs under a plan set it.
     """
+
+    plain_neighbours: bool = False
 
     def __init__(
         self,
@@ -93,6 +99,9 @@ class BasicLinear(BasicOperation):
         state = current_autocast()
         if not state.enabled:
             return quantized_linear(x, self.weight.to(dtype))
+        if self.plain_neighbours:
+            next_op_input_quantizer = _unless_plain(next_op_input_quantizer)
+            prev_op_grad_output_quantizer = _unless_plain(prev_op_grad_output_quantizer)
         _check_neighbour("output", next_op_input_quantizer)
         _check_neighbour("grad input", prev_op_grad_output_quantizer)
         quantizers = LinearQuantizers(
@@ -104,6 +113,10 @@ class BasicLinear(BasicOperation):
             backward_override=state.get_recipe().backward_override,
         )
         return quantized_linear(x, self.weight.to(dtype), None, quantizers)
+
+
+def _unless_plain(quantizer: Quantizer | None) -> Quantizer | None:
+    return None if isinstance(quantizer, IdentityQuantizer) else quantizer
 
 
 def _check_neighbour(tensor: str, quantizer: Quantizer | None) -> None:

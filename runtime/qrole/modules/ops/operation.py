@@ -117,6 +117,10 @@ class BasicOperation(FusibleOperation, ExtraState):
         made = self._quantizers.get(mode)
         return made[index] if made else None
 
+    def built_quantizers(self, mode: str) -> list[Quantizer]:
+        """The quantizers of a direction, in slot order; empty outside `autocast`."""
+        return list(self._quantizers.get(mode, ()))
+
     def get_input_quantizer(self) -> Quantizer | None:
         """What the operation before quantizes its output with."""
         return self.get_quantizer("forward", 0)

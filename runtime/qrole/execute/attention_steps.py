@@ -1,0 +1,196 @@
+"""The steps of attention that is written out: from the first product to the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from qrole.execute.arguments import by_position
+
+__all__ = ["Product", "Steps", "Weights", "operands_of"]
+
+_PRODUCTS = frozenset(
+    {torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.bmm, torch.Tensor.bmm}
+)
+_ADDED = frozenset({torch.baddbmm, torch.Tensor.baddbmm})
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """A product of two tensors that are no weights, `left @ right`.
+
+    Attributes:
+        left: (..., Q, D).
+        right: (..., D, K).
+        added: Makes the result of the product; None where it is the result.
+    """
+
+    left: torch.Tensor
+    right: torch.Tensor
+    added: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Attention weights: a tensor that one softmax made of one product.
+
+    Attributes:
+        product: The product.
+    """
+
+    product: Product
+
+
+@dataclass(frozen=True, eq=False)
+class _Step:
+    """One function on the way.
+
+    Attributes:
+        function: The function, or the product that the way begins with.
+        args: Its arguments, steps in place of tensors that other steps made.
+        kwargs: Likewise.
+        part: Which of several results is meant; None where there is one.
+        products: The products that the result depends on.
+        softmaxes: How many softmaxes it has gone through.
+        version: Of the tensor, when the step was taken.
+    """
+
+    function: Any
+    args: Any
+    kwargs: Any
+    part: int | None
+    products: frozenset[Product]
+    softmaxes: int
+    version: int
+
+
+class Steps:
+    """What became of the products of activations in a module that computes attention."""
+
+    def __init__(self) -> None:
+        self._made: Any = WeakTensorKeyDictionary()
+
+    def begin(self, product: Product, result: torch.Tensor) -> None:
+        """A product of two activations, unless one of them came from another product."""
+        operands = (product.left, product.right)
+        if min(x.dim() for x in operands) >= 3 and not any(map(self._step, operands)):
+            found = frozenset({product})
+            self._made[result] = _Step(product, (), {}, None, found, 0, _version(result))
+
+    def weights(self, tensor: torch.Tensor) -> Weights | str | None:
+        """Whether a tensor is attention weights; why it cannot be made again if it is not."""
+        step = self._step(tensor)
+        if step is None or not step.softmaxes:
+            return None
+        if len(step.products) > 1 or step.softmaxes > 1:
+            return "attention weights made of several products"
+        return Weights(*step.products)
+
+    def take(self, function: Any, args: Any, kwargs: Any, result: Any) -> str:
+        """Any other function; gives the reason if the way ends here."""
+        leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        written = args[0] if args and (result is None or result is args[0]) else None
+        steps = [s for s in (self._step(x, written=x is written) for x in leaves) if s is not None]
+        if not steps:
+            return ""
+        name = getattr(function, "__name__", "")
+        softmaxes = max(step.softmaxes for step in steps)
+        if "dropout" in name and not _idle(args, kwargs):
+            return "dropout"
+        if name == "einsum":
+            return "einsum of the attention weights" if softmaxes else ""
+        if name == "softmax" and not _over_keys(args, kwargs):
+            return "a softmax over another dimension than the last"
+        if "out" in kwargs or (result is None and name != "__setitem__"):
+            return ""
+        if written is not None and self._step(written, written=True) is None:
+            return ""  # Taken again, it would write to the model's own tensor.
+        inner, named = tree_map(lambda x: self._step(x, written=x is written) or x, (args, kwargs))
+        products = frozenset[Product]().union(*(step.products for step in steps))
+        step = _Step(function, inner, named, None, products, softmaxes + (name == "softmax"), 0)
+        made = args[0] if result is None else result
+        parts = enumerate(made) if isinstance(made, (tuple, list)) else [(None, made)]
+        for part, tensor in parts:
+            if isinstance(tensor, torch.Tensor):
+                self._made[tensor] = replace(step, part=part, version=_version(tensor))
+        return ""
+
+    def again(
+        self,
+        tensor: torch.Tensor,
+        logits: torch.Tensor,
+        before_softmax: Callable[[torch.Tensor], torch.Tensor],
+    ) -> torch.Tensor:
+        """A tensor made by the same steps from another product.
+
+        Args:
+            tensor: Attention weights, see `weights`.
+            logits: What the product is now.
+            before_softmax: Applied to the softmax's input.
+        """
+        known: dict[int, Any] = {}
+
+        def value(x: Any) -> Any:
+            return made_by(x) if isinstance(x, _Step) else x
+
+        def made_by(step: _Step) -> Any:
+            if isinstance(step.function, Product):
+                added = step.function.added
+                return logits if added is None else added(logits)
+            key = id(step.args)
+            if key not in known:
+                args, kwargs = tree_map(value, (step.args, step.kwargs))
+                if getattr(step.function, "__name__", "") == "softmax":
+                    args = (before_softmax(args[0]), *args[1:])
+                result = step.function(*args, **kwargs)
+                known[key] = args[0] if result is None else result
+            return known[key] if step.part is None else known[key][step.part]
+
+        made: torch.Tensor = made_by(self._made[tensor])
+        return made
+
+    def _step(self, x: Any, *, written: bool = False) -> _Step | None:
+        """The step that made a tensor, unless the tensor was written to since.
+
+        Args:
+            x: Maybe a tensor.
+            written: The function at hand may have written to it, once.
+        """
+        step: _Step | None = self._made.get(x) if isinstance(x, torch.Tensor) else None
+        if step is None:
+            return None
+        return step if 0 <= _version(x) - step.version <= written else None
+
+
+def operands_of(function: Any, args: Any, kwargs: Any) -> Product | None:
+    """The operands of a product of two tensors; None for any other function."""
+    if function not in _PRODUCTS and function not in _ADDED:
+        return None
+    operands, options = by_position(args, kwargs)
+    if function in _PRODUCTS and len(operands) == 2:
+        return Product(*operands)
+    if function in _PRODUCTS or len(operands) != 3:
+        return None
+    added, left, right = operands
+    beta, alpha = options.get("beta", 1), options.get("alpha", 1)
+    return Product(left, right, lambda product: beta * added + alpha * product)
+
+
+def _version(x: torch.Tensor) -> int:
+    return 0 if x.is_inference() else x._version  # Such tensors count no versions.
+
+
+def _idle(args: Any, kwargs: Any) -> bool:
+    """Whether a dropout drops nothing."""
+    p, train = [*args[1:3], kwargs.get("p"), kwargs.get("train")][:2]
+    return not p or not train
+
+
+def _over_keys(args: Any, kwargs: Any) -> bool:
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    return dim in (-1, args[0].dim() - 1)
