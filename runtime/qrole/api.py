@@ -178,6 +178,7 @@ def compare(
     dtype: str | torch.dtype | None = None,
     seed: int = 0,
     repeats: int = 1,
+    attention: bool = False,
     trust_remote_code: bool = False,
     on_progress: NamedProgress | None = None,
 ) -> Report:
@@ -203,6 +204,8 @@ def compare(
         dtype: Cast the parameters (a copy, where a module is given); None leaves them.
         seed: Of everything random.
         repeats: Run with that many seeds, to learn the spread of what is measured.
+        attention: Compute attention by its `dpa` slots too: that of foreign modules, and as with
+            `fp8_dpa` that of qrole's own.
         trust_remote_code: Run code that a model directory brings.
         on_progress: Told of runs done, runs in total, and what is running.
 
@@ -237,6 +240,7 @@ def compare(
         dtype=cast,
         seed=seed,
         repeats=repeats,
+        attention=attention,
         on_progress=on_progress,
     )
 

@@ -106,7 +106,7 @@ def _gemm_report(layer: Layer, gemm: Gemm, stats: ProductStats) -> GemmReport:
 
 def _layer_report(meter: Meter, layer: Layer) -> LayerReport:
     m = meter.layers.get(layer, ErrorMoments())
-    formats = [layer.slots[o].rowwise for o in ("input", "weight") if o in layer.slots]
+    formats = [layer.slots[o].rowwise for o in ("input", "weight", "qkv") if o in layer.slots]
     return LayerReport(
         module=layer.module,
         group=layer.group,
