@@ -45,6 +45,7 @@ def compare(
     dtype: torch.dtype | None = None,
     seed: int = 0,
     repeats: int = 1,
+    attention: bool = False,
     trust_remote_code: bool = False,
     on_progress: Progress | None = None,
 ) -> Report:
@@ -62,6 +63,7 @@ def compare(
         dtype: Cast the parameters; None leaves them.
         seed: Of everything random.
         repeats: Run with that many seeds, to learn the spread of what is measured.
+        attention: Compute attention by its `dpa` slots too.
         trust_remote_code: Run code that a model directory brings.
         on_progress: Told of runs done, runs in total, and what is running.
 
@@ -75,7 +77,7 @@ def compare(
     assert module is not None, "_loaded sees to it"
     if dtype is not None:
         module.to(dtype)
-    inventory = walk(loaded, EmitOptions())
+    inventory = walk(loaded, EmitOptions(attention=attention))
     base = build_plan(inventory, _as_factory(reference or _identity))
     plans = [_candidate_plan(inventory, factory, only) for factory in _listed(factories)]
     comparison = _Comparison(
