@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -102,7 +102,11 @@ def register(app: typer.Typer) -> None:
         ] = 0.05,
         repeats: Annotated[
             int,
-            typer.Option(min=1, help="Seeds to run, for the noise floor.", rich_help_panel=_GATE),
+            typer.Option(
+                min=1,
+                help="Seeds to run, for the noise floor of --baseline; 5 are good.",
+                rich_help_panel=_GATE,
+            ),
         ] = 1,
         max_failures: Annotated[
             int,
@@ -169,6 +173,8 @@ def register(app: typer.Typer) -> None:
         if github or (github is None and os.environ.get("GITHUB_ACTIONS") == "true"):
             _tell_github(gate, max_failures)
         _say(report, gate.violations[:max_failures], len(gate.violations) - max_failures)
+        if before is not None:
+            _say_noise(report, before)
         finish(gate.passed, _outcome(report, gate))
         if gate.violations:
             raise typer.Exit(1)
@@ -337,6 +343,18 @@ def _say(report: Report, violations: tuple[Violation, ...], more: int) -> None:
         err.print(f"  {violation}", soft_wrap=True, markup=False)
     if more > 0:
         err.print(f"  and {more} more", soft_wrap=True)
+
+
+def _say_noise(report: Report, baseline: dict[str, Any]) -> None:
+    from qrole.comparing import noise_floor
+
+    floor = noise_floor(report, baseline)
+    if floor is not None:
+        seeds = max(report.repeats, baseline.get("repeats", 1))
+        note(
+            f"errors that vary with the seed may grow by {floor:.0%} (median) after {seeds} seeds; "
+            "more --repeats narrow it"
+        )
 
 
 def _outcome(report: Report, gate: Gate) -> str:

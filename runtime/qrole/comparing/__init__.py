@@ -1,6 +1,6 @@
 """Numerics of a plan against a reference plan."""
 
-from qrole.comparing.baseline import check_baseline, load_baseline
+from qrole.comparing.baseline import check_baseline, load_baseline, noise_floor
 from qrole.comparing.budgets import Budget, Violation, check_budgets, load_budgets
 from qrole.comparing.comparison import compare, named_dtype
 from qrole.comparing.data import DataOptions
@@ -22,5 +22,6 @@ __all__ = [
     "load_baseline",
     "load_budgets",
     "named_dtype",
+    "noise_floor",
     "write_text",
 ]

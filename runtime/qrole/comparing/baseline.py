@@ -7,16 +7,17 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median, stdev
 from typing import Any
 
 from qrole.comparing.budgets import Violation
+from qrole.comparing.noise import Noise
 from qrole.comparing.report import SCHEMA, CandidateReport, Report, layer_name
 from qrole.errors import CheckpointError, NothingMatchedError, UsageError
 from qrole.json_values import plain
 
-__all__ = ["check_baseline", "errors", "load_baseline", "spread_over_seeds"]
+__all__ = ["check_baseline", "errors", "load_baseline", "noise_floor", "spread_over_seeds"]
 
-_NOISE_FACTOR = 3.0
 _FLOOR = 1e-7
 
 
@@ -47,7 +48,7 @@ def _named(where: str, metric: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def spread_over_seeds(runs: Sequence[tuple[CandidateReport, ...]]) -> dict[str, float]:
-    """Largest minus smallest error over repeated seeds, where the two differ."""
+    """Standard deviation of the errors over repeated seeds, where they differ."""
     if len(runs) < 2:
         return {}
     seen: dict[str, list[float]] = {}
@@ -55,8 +56,8 @@ def spread_over_seeds(runs: Sequence[tuple[CandidateReport, ...]]) -> dict[str, 
         for candidate in run:
             for name, value in errors(plain(asdict(candidate))):
                 seen.setdefault(name, []).append(value)
-    spread = {name: max(values) - min(values) for name, values in seen.items()}
-    return {name: value for name, value in spread.items() if value > 0.0}
+    finite = {name: values for name, values in seen.items() if all(map(math.isfinite, values))}
+    return {name: stdev(values) for name, values in finite.items() if min(values) < max(values)}
 
 
 def load_baseline(path: Path) -> dict[str, Any]:
@@ -87,6 +88,12 @@ def load_baseline(path: Path) -> dict[str, Any]:
             expected=SCHEMA,
             hint="write it again with this version of qrole",
         )
+    if found.get("noise") and "repeats" not in found:
+        raise UsageError(
+            f"{path} does not say over how many seeds its errors spread",
+            expected="a report with `repeats`",
+            hint="write it again with this version of qrole",
+        )
     return dict(found)
 
 
@@ -95,8 +102,8 @@ def check_baseline(
 ) -> list[Violation]:
     """Errors that grew since the baseline, and measurements that are gone; worst first.
 
-    An error may grow by the tolerance times its old value, plus three times the spread that the
-    baseline or the report saw over repeated seeds.
+    An error may grow by the tolerance times its old value, plus what chance explains after the
+    spread that baseline and report saw over repeated seeds; see `qrole.comparing.noise`.
 
     Args:
         report: The new report.
@@ -119,12 +126,50 @@ def check_baseline(
             hint="write the baseline with the same --factory",
         )
     for candidate in common:
-        found = dict(errors(candidate))
-        for name, old in before[candidate["factory"]].items():
-            noise = max(baseline.get("noise", {}).get(name, 0.0), report.noise.get(name, 0.0))
-            limit = old * (1.0 + tolerance) + _NOISE_FACTOR * float(noise) + _FLOOR
+        found, was = dict(errors(candidate)), before[candidate["factory"]]
+        chance = _growth_by_chance(was, found, baseline, now)
+        for name, old in was.items():
+            limit = old * (1.0 + tolerance + chance.get(name, 0.0)) + _FLOOR
             violations += _judged(candidate["factory"], name, old, found.get(name), limit)
     return sorted(violations, key=lambda v: (-v.excess, v.candidate, v.where))
+
+
+def noise_floor(report: Report, baseline: dict[str, Any]) -> float | None:
+    """Relative growth that half of the errors that vary may show by chance; None where none do."""
+    now = report.to_json()
+    before = {c["factory"]: dict(errors(c)) for c in baseline["candidates"]}
+    chance = [
+        growth
+        for c in now["candidates"]
+        for growth in _growth_by_chance(
+            before.get(c["factory"], {}), dict(errors(c)), baseline, now
+        ).values()
+    ]
+    return median(chance) if chance else None
+
+
+def _growth_by_chance(
+    was: dict[str, float], found: dict[str, float], baseline: dict[str, Any], now: dict[str, Any]
+) -> dict[str, float]:
+    """Relative growth of a candidate's errors that their spread over seeds explains."""
+    sides = [
+        (values, side["noise"], side["repeats"] - 1)
+        for values, side in ((was, baseline), (found, now))
+        if side.get("noise")
+    ]
+    df = sum(own for _, _, own in sides)
+    spreads: dict[str, float] = {}
+    for name in was.keys() & found.keys():
+        variance = sum(
+            own * (float(noise.get(name, 0.0)) / (values[name] or 1.0)) ** 2
+            for values, noise, own in sides
+        )
+        if variance > 0.0 and math.isfinite(variance):
+            spreads[name] = math.sqrt(variance / df)
+    if not spreads:
+        return {}
+    noise = Noise.of(spreads.values(), df)
+    return {name: noise.allowed(spread) for name, spread in spreads.items()}
 
 
 def _judged(

@@ -103,6 +103,7 @@ def compare(
         candidates=reports[0],
         sensitivity=comparison.sensitivity(plans, one_at_a_time, seed) if one_at_a_time else {},
         training=comparison.training(plans, steps, seed) if steps else (),
+        repeats=repeats,
         noise=spread_over_seeds(reports),
     )
 

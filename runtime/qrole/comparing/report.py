@@ -286,8 +286,9 @@ class Report:
         candidates: One per factory.
         sensitivity: For each candidate, groups quantized alone, worst first.
         training: Training runs, the reference first; empty where none was asked for.
-        noise: Spread of errors over repeated seeds, by the names that `baseline.errors` gives
-            them; only what is not zero.
+        repeats: Seeds that were run; all but `noise` is of the first.
+        noise: Standard deviation of errors over these seeds, by the names that `baseline.errors`
+            gives them; only what is not zero.
     """
 
     model: str
@@ -301,6 +302,7 @@ class Report:
     candidates: tuple[CandidateReport, ...]
     sensitivity: dict[str, tuple[SensitivityReport, ...]] = field(default_factory=dict)
     training: tuple[TrainingReport, ...] = ()
+    repeats: int = 1
     noise: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
