@@ -59,6 +59,9 @@ def register(app: typer.Typer) -> None:
         dtype: Annotated[
             str | None, typer.Option(metavar="D", help="Cast the parameters: float32, bfloat16.")
         ] = None,
+        attention: Annotated[
+            bool, typer.Option("--attention", help="Compute attention by its dpa slots too.")
+        ] = False,
         seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
         data: DataOption = None,
         samples: SamplesOption = 16,
@@ -163,6 +166,7 @@ def register(app: typer.Typer) -> None:
                 dtype=dtype,
                 seed=seed,
                 repeats=repeats,
+                attention=attention,
                 trust_remote_code=trust_remote_code,
                 on_progress=bar.update,
             )
@@ -334,7 +338,7 @@ def _say(report: Report, violations: tuple[Violation, ...], more: int) -> None:
                 f"{covered:.1%} of the rows or more; all else is measured whole"
             )
         for layer, readers in candidate.not_computed.items():
-            how = f"; its weight was read by {', '.join(readers)}" if readers else ""
+            how = f"; seen instead: {', '.join(readers)}" if readers else ""
             warn(f"{candidate.factory}: {layer} did not run with quantized operands{how}")
         for layer, idle in candidate.idle_experts.items():
             numbers = ", ".join(map(str, idle))
