@@ -106,7 +106,7 @@ def _layer(scheme: Scheme) -> Layer:
 def engine_tables() -> str:
     """Which engine loads which scheme, layout by layout."""
     parts = []
-    for layout, schemes in engines._TABLE.items():
+    for layout, schemes in engines.SUPPORT.items():
         rows = [
             (f"`{scheme}`", *(_verdict(*entry) for entry in entries))
             for scheme, entries in schemes.items()
@@ -118,7 +118,7 @@ def engine_tables() -> str:
 
 def expert_table() -> str:
     """What transformers makes of experts in compressed-tensors."""
-    rows = [(f"`{scheme}`", _verdict(*entry)) for scheme, entry in engines._EXPERTS.items()]
+    rows = [(f"`{scheme}`", _verdict(*entry)) for scheme, entry in engines.EXPERT_SUPPORT.items()]
     return table(("scheme of the experts", "transformers"), rows)
 
 

@@ -70,6 +70,6 @@ def metric_table() -> str:
     rows = []
     for kind, (written, report) in _TARGETS.items():
         meanings = attributes(report)
-        for i, metric in enumerate(budgets._METRICS[kind]):
+        for i, metric in enumerate(budgets.METRICS[kind]):
             rows.append((written if i == 0 else "", f"`{metric}`", cell(meanings[metric])))
     return table(("target", "metric", "meaning"), rows)

@@ -16,6 +16,8 @@ from qrole.errors import UnknownNameError, UsageError
 
 __all__ = [
     "ENGINES",
+    "EXPERT_SUPPORT",
+    "SUPPORT",
     "Level",
     "Verdict",
     "check_engines",
@@ -80,7 +82,7 @@ _NO_SCHEME = _no("has no such scheme")
 _IGNORES_MODELOPT = _no("knows no modelopt checkpoints: FP8 ones load silently without scales")
 
 # Per layout and scheme: vllm, sglang, trtllm, transformers.
-_TABLE: dict[str, dict[str, tuple[_Entry, _Entry, _Entry, _Entry]]] = {
+SUPPORT: dict[str, dict[str, tuple[_Entry, _Entry, _Entry, _Entry]]] = {
     "compressed-tensors": {
         "fp8_tensor": (_YES, _YES, _no("takes FP8 per channel and in blocks only"), _YES),
         "fp8_tensor_dynamic": (
@@ -117,7 +119,7 @@ _TABLE: dict[str, dict[str, tuple[_Entry, _Entry, _Entry, _Entry]]] = {
 }
 
 # Experts, in transformers 5 with compressed-tensors; dense layers are in the table above.
-_EXPERTS = {
+EXPERT_SUPPORT = {
     "nvfp4": _no("decodes experts without their global scale, silently"),
     "nvfp4_a16": _no("decodes experts without their global scale, silently"),
     "fp8_block": _no("fails on experts in blocks"),
@@ -184,7 +186,7 @@ def _entries(
 ) -> Iterator[tuple[_Entry, list[Layer]]]:
     """Every fact that bears on one engine, with the layers it is about."""
     schemes = selection.schemes()
-    table: Mapping[str, tuple[_Entry, ...]] = _TABLE.get(layout, {})
+    table: Mapping[str, tuple[_Entry, ...]] = SUPPORT.get(layout, {})
     for scheme, layers in schemes.items():
         if scheme not in table:
             yield _no(f"does not read the layout {layout}"), layers
@@ -210,8 +212,8 @@ def _transformers(
     scheme: str, layers: list[Layer], selection: Selection, dtype: str
 ) -> Iterator[tuple[_Entry, list[Layer]]]:
     experts = [la for la in layers if ".experts." in la.module]
-    if experts and scheme in _EXPERTS:
-        yield _EXPERTS[scheme], experts
+    if experts and scheme in EXPERT_SUPPORT:
+        yield EXPERT_SUPPORT[scheme], experts
     high = any(".experts." in kept.tensor for kept in selection.kept.values())
     if high and not experts and scheme.startswith("nvfp4"):
         yield _no("fails on NVFP4 layers beside experts in high precision"), layers
@@ -262,9 +264,9 @@ def scheme_support(
     """
     if engine not in ENGINES:
         raise UnknownNameError("engine", engine, ENGINES)
-    row = _TABLE.get(layout, {}).get(scheme)
+    row = SUPPORT.get(layout, {}).get(scheme)
     if row is None:
         return _no(f"does not read {scheme} in the layout {layout}")
     if experts and engine == "transformers" and layout == "compressed-tensors":
-        return max(row[-1], _EXPERTS.get(scheme, _YES), key=lambda e: list(Level).index(e[0]))
+        return max(row[-1], EXPERT_SUPPORT.get(scheme, _YES), key=lambda e: list(Level).index(e[0]))
     return row[list(ENGINES).index(engine)]

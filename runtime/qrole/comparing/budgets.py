@@ -29,7 +29,7 @@ from typing import Any
 from qrole.comparing.report import CandidateReport, Report
 from qrole.errors import NothingMatchedError, UnknownNameError, UsageError
 
-__all__ = ["Budget", "Violation", "check_budgets", "load_budgets"]
+__all__ = ["METRICS", "Budget", "Violation", "check_budgets", "load_budgets"]
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
@@ -41,7 +41,8 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
 _FORM = re.compile(r"\s*([a-z0-9_]+)\s*(>=|<=|==|>|<)\s*([-+0-9.eE]+)\s*")
 _MODEL = ("model", "output", "logits")
 _GEMMS = ("fprop", "dgrad", "wgrad", "gemm")
-_METRICS: dict[str, tuple[str, ...]] = {
+#: Metrics that a budget may name, by what it is about.
+METRICS: dict[str, tuple[str, ...]] = {
     "model": (
         "sqnr_db",
         "cosine",
@@ -182,9 +183,9 @@ def _parse_table(module: str, table: Any, path: Path) -> Iterator[Budget]:
             except ValueError as error:
                 raise _malformed(path, target, text) from error
             budget = Budget(module, target, match[1], match[2], limit)
-            if budget.metric not in _METRICS[budget.kind]:
+            if budget.metric not in METRICS[budget.kind]:
                 raise UnknownNameError(
-                    f"metric of {budget.kind}s", budget.metric, _METRICS[budget.kind]
+                    f"metric of {budget.kind}s", budget.metric, METRICS[budget.kind]
                 )
             yield budget
 
