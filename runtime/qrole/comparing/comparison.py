@@ -78,6 +78,8 @@ def compare(
     if dtype is not None:
         module.to(dtype)
     inventory = walk(loaded, EmitOptions(attention=attention))
+    if attention:
+        _check_attention(inventory)
     base = build_plan(inventory, _as_factory(reference or _identity))
     plans = [_candidate_plan(inventory, factory, only) for factory in _listed(factories)]
     comparison = _Comparison(
@@ -148,6 +150,15 @@ def _loaded(model: str | LoadedModel | nn.Module, trust_remote_code: bool) -> Lo
             hint="add config.json, or write a model.py whose build() loads these weights",
         )
     return model
+
+
+def _check_attention(inventory: Inventory) -> None:
+    if not any(slot.operand == "qkv" for slot in inventory.slots):
+        raise NothingMatchedError(
+            f"no module of {inventory.model} is known to compute attention",
+            expected="attention of transformers, torch.nn.MultiheadAttention or qrole's own",
+            hint="leave attention out, or register an emitter that yields its dpa slots",
+        )
 
 
 def _candidate_plan(inventory: Inventory, factory: FactoryLike, only: Sequence[str]) -> Plan:
