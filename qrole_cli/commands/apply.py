@@ -136,10 +136,9 @@ def register(app: typer.Typer) -> None:
         )
         chosen = chosen_format(output_format, as_json)
         if dry_run:
-            from qrole.checkpoint.bill import bill
-            from qrole.checkpoint.job import prepare
+            from qrole.checkpoint.bill import dry_run as bill_of
 
-            _show_bill(bill(prepare(model, factory, options), workers), chosen)
+            _show_bill(bill_of(model, factory, options, workers), chosen)
             return
         if os.environ.get("RANK", "0") != "0":
             console.settings.quiet = True  # the first of torchrun's processes speaks for all

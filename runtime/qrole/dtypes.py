@@ -28,6 +28,8 @@ class DType(IntEnum):
         Raises:
             ConfigError: The value names no element type.
         """
+        if isinstance(value, cls):
+            return value
         name = getattr(value, "name", None)
         if isinstance(name, str) and name in cls.__members__:
             return cls[name]

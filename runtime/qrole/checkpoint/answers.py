@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from qrole.checkpoint.constraints import SelectOptions
 from qrole.checkpoint.native.descriptions import check_describable
@@ -49,9 +49,8 @@ class Answer:
         assert (self.weight is None) == (self.scheme is None), "together"
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One stored weight.
+class StoredWeight(NamedTuple):
+    """One stored weight of a slot; a named tuple, like the layer that it becomes.
 
     Attributes:
         module: Its name in the written checkpoint.
@@ -59,9 +58,7 @@ class Asked:
         first_row: First row there; not 0 for experts that the source holds in one tensor.
         rows: out_features.
         columns: in_features.
-        slot: Id of its slot.
-        place: Module, group and copy of its slots.
-        answer: How it is to be stored.
+        copy: Which of the slot's copies it belongs to.
     """
 
     module: str
@@ -69,13 +66,28 @@ class Asked:
     first_row: int
     rows: int
     columns: int
+    copy: int
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A slot with its stored weights, and how each copy is to be stored.
+
+    Attributes:
+        slot: Its id.
+        weights: What the source holds of it.
+        places: Module, group and number of each copy.
+        answers: How the weights of each copy are to be stored; equal ones are one object.
+    """
+
     slot: str
-    place: tuple[str, str, int]
-    answer: Answer
+    weights: tuple[StoredWeight, ...]
+    places: tuple[tuple[str, str, int], ...]
+    answers: tuple[Answer, ...]
 
 
 def stored_weights(plan: Plan, source: Source, options: SelectOptions) -> Iterator[Asked]:
-    """Every weight of a source that the plan has a slot for.
+    """Every weight slot of a plan that a source holds weights of.
 
     Raises:
         ConfigError: A format, or a pair of formats, that no engine has; names the slot.
@@ -86,28 +98,28 @@ def stored_weights(plan: Plan, source: Source, options: SelectOptions) -> Iterat
         if slot.consumed and slot.operand in ("weight", "input"):
             by_layer[slot.module, slot.group][slot.operand] = decision
     for (module, group), operands in by_layer.items():
-        if "weight" in operands:
-            answers = _Answers(operands["weight"], operands.get("input"), options)
-            slot_id = operands["weight"].slot.id
-            for name, tensor, first_row, rows, columns, copy in _stored(operands["weight"], source):
-                place = (module, group, copy)
-                answer = answers.of_copy(copy)
-                yield Asked(name, tensor, first_row, rows, columns, slot_id, place, answer)
+        weight = operands.get("weight")
+        stored = tuple(_stored(weight, source)) if weight is not None else ()
+        if weight is not None and stored:
+            answers = _Answers(weight, operands.get("input"), options).of_copies()
+            places = tuple((module, group, copy) for copy in range(weight.slot.copies))
+            yield Asked(weight.slot.id, stored, places, answers)
 
 
-def _stored(weight: Decision, source: Source) -> Iterator[tuple[str, str, int, int, int, int]]:
-    """Module, tensor, first row, rows, columns and copy of each stored weight of a slot."""
+def _stored(weight: Decision, source: Source) -> Iterator[StoredWeight]:
+    """The stored weights of a slot, in the order of its parameters."""
     slot = weight.slot
     names = [name for name in slot.parameters if name in source.tensors]
     for i, name in enumerate(names):
         shape, module = source.tensors[name].shape, name.removesuffix(".weight")
         if len(shape) == 2:
-            yield module, name, 0, shape[0], shape[1], i * slot.copies // len(names)
+            copy = i * slot.copies // len(names)
+            yield StoredWeight(module, name, 0, shape[0], shape[1], copy)
         elif len(shape) == 3 and shape[0] == slot.copies and shape[1:] == slot.shape:
             path, _, last = module.rpartition(".")
             for copy in range(slot.copies):
                 expert = f"{path}.{copy}.{last}"
-                yield expert, name, copy * shape[1], shape[1], shape[2], copy
+                yield StoredWeight(expert, name, copy * shape[1], shape[1], shape[2], copy)
 
 
 class _Answers:
@@ -117,8 +129,13 @@ class _Answers:
         self._weight, self._inputs, self._options = weight, inputs, options
         self._known: list[tuple[Any, Any, Answer]] = []
 
-    def of_copy(self, copy: int) -> Answer:
-        weight, inputs = _given(self._weight, copy), _given(self._inputs, copy)
+    def of_copies(self) -> tuple[Answer, ...]:
+        """One answer per copy."""
+        count = self._weight.slot.copies
+        weights, inputs = _given(self._weight, count), _given(self._inputs, count)
+        return tuple([self._of_pair(*pair) for pair in zip(weights, inputs, strict=True)])
+
+    def _of_pair(self, weight: Any, inputs: Any) -> Answer:
         for known_weight, known_inputs, answer in self._known:
             if _alike(weight, known_weight) and _alike(inputs, known_inputs):
                 return answer
@@ -172,10 +189,10 @@ def _own(decision: Decision) -> Answer:
     return Answer(decision.label, WeightFormat("native"), scheme, note, quantizer)
 
 
-def _given(decision: Decision | None, copy: int) -> Any:
-    if decision is None or not decision.answers:
-        return None
-    return decision.answers[copy if len(decision.answers) > 1 else 0]
+def _given(decision: Decision | None, copies: int) -> Sequence[Any]:
+    """The factory's answers, one per copy."""
+    given = decision.answers if decision is not None and decision.answers else (None,)
+    return given if len(given) == copies else given[:1] * copies
 
 
 def _alike(one: Any, other: Any) -> bool:

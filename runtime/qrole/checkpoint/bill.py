@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from qrole.checkpoint.encode import CHUNK_BYTES, ROW_STEP
 from qrole.checkpoint.engines import Verdict
 from qrole.checkpoint.headers import DTYPE_BITS
-from qrole.checkpoint.job import Job
+from qrole.checkpoint.job import ApplyOptions, Job, prepare, uncollected
 from qrole.checkpoint.layers import Layer
 from qrole.checkpoint.rates import copy_rate, encode_rate, quantizer_rate
 from qrole.checkpoint.shards import carried
+from qrole.loading import LoadedModel
+from qrole.plugins import Factory
 from qrole_kernels.cpu.threads import default_threads
 
-__all__ = ["HIGH_PRECISION", "Bill", "BillLine", "bill"]
+__all__ = ["HIGH_PRECISION", "Bill", "BillLine", "bill", "dry_run"]
 
 #: Anonymous memory of the process itself: the interpreter, the compiled kernels.
 _BASE_BYTES = 60 << 20
@@ -54,10 +57,11 @@ class Bill:
     Attributes:
         lines: Shares by format.
         output_bytes: Bytes of all tensors; headers add about 100 per tensor.
-        quantized_bits: Bits per quantized weight, scales included.
+        quantized_bits: Bits per quantized weight, scales included; `bits` where none is quantized.
         bits: Bits per element of the whole checkpoint.
         memory_bytes: Peak anonymous memory, estimated; calibration loads the model on top of it.
-        seconds: Time, estimated from rates measured on this machine now, the page cache warm.
+        seconds: Time, estimated from rates measured on this machine now, the page cache warm;
+            calibration comes before it and is not estimated.
         workers: Threads that the estimates are for.
         calibrated: Layers whose input scales have to be calibrated first.
         verdicts: What each engine makes of the result.
@@ -80,12 +84,28 @@ class Bill:
         return {"schema": "qrole.bill/1", **asdict(self)}
 
 
+def dry_run(
+    model: str | LoadedModel,
+    factory: str | Factory | Callable[..., Any],
+    options: ApplyOptions | None = None,
+    workers: int = 0,
+) -> Bill:
+    """What `apply` with these arguments would cost; writes nothing.
+
+    Raises:
+        QroleError: What `apply` would refuse before it starts.
+    """
+    with uncollected():
+        return bill(prepare(model, factory, options or ApplyOptions()), workers)
+
+
 def bill(job: Job, workers: int = 0) -> Bill:
     """The bill of a job, from shapes; reads no weights and lays nothing out."""
     own = job.layout.own_quantizers
     workers = 1 if own else workers or default_threads()
-    lines = tuple(_lines(job))
-    quantized = [line for line in lines if line.name != HIGH_PRECISION]
+    kinds = _kinds(job)
+    lines = _merged([*_quantized(job, kinds), *_carried(job)])
+    quantized = [line for line in lines if line.name != HIGH_PRECISION] or lines
     numel = sum(line.numel for line in quantized)
     nbytes = sum(line.output_bytes for line in lines)
     return Bill(
@@ -93,8 +113,9 @@ def bill(job: Job, workers: int = 0) -> Bill:
         output_bytes=nbytes,
         quantized_bits=8 * sum(line.output_bytes for line in quantized) / numel,
         bits=8 * nbytes / sum(line.numel for line in lines),
-        memory_bytes=(_TORCH_BYTES if own else _BASE_BYTES) + workers * _workspace_bytes(job),
-        seconds=_seconds(job, lines) / workers,
+        memory_bytes=(_TORCH_BYTES if own else _BASE_BYTES)
+        + workers * max(_workspace_bytes(job, layers[0]) for layers in kinds),
+        seconds=_seconds(job, nbytes) / workers,
         workers=workers,
         calibrated=len(job.static_layers),
         verdicts=job.verdicts,
@@ -102,58 +123,53 @@ def bill(job: Job, workers: int = 0) -> Bill:
     )
 
 
-def _lines(job: Job) -> Iterable[BillLine]:
+def _kinds(job: Job) -> list[list[Layer]]:
+    """Layers by all that their sizes depend on; few kinds are distinct."""
+    tensors = job.source.tensors
+    found: dict[tuple[str, int, int, str], list[Layer]] = defaultdict(list)
+    for layer in job.selection.layers.values():
+        stored = tensors[layer.tensor].stored_dtype
+        found[layer.scheme.name, layer.rows, layer.columns, stored].append(layer)
+    return list(found.values())
+
+
+def _quantized(job: Job, kinds: Iterable[list[Layer]]) -> Iterator[BillLine]:
+    """One line per kind."""
+    for layers in kinds:
+        first, count = layers[0], len(layers)
+        numel = count * first.rows * first.columns
+        source = DTYPE_BITS[job.source.tensors[first.tensor].stored_dtype]
+        parts = sum(math.prod(p.shape) * DTYPE_BITS[p.dtype] for p in job.layout.parts(first))
+        yield BillLine(first.scheme.name, count, numel, numel * source // 8, count * parts // 8)
+
+
+def _carried(job: Job) -> Iterator[BillLine]:
+    """One line per tensor that is no layer."""
+    taken = {layer.tensor for layer in job.selection.layers.values()}
+    for name, tensor in job.source.tensors.items():
+        if name not in taken and name not in job.selection.dropped:
+            numel, nbytes = math.prod(tensor.shape), carried(tensor).nbytes
+            yield BillLine(HIGH_PRECISION, 1, numel, tensor.nbytes, nbytes)
+
+
+def _merged(lines: Iterable[BillLine]) -> tuple[BillLine, ...]:
+    """The sum of each format's lines, in order of first appearance."""
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    tensors, taken = job.source.tensors, set()
-    for (scheme, _, _), layers in _shapes(job).items():
-        total, first = totals[scheme], layers[0]
-        numel = first.rows * first.columns
-        stored = sum(math.prod(p.shape) * DTYPE_BITS[p.dtype] for p in job.layout.parts(first))
-        total[0] += len(layers)
-        total[1] += len(layers) * numel
-        total[3] += len(layers) * stored // 8
-        for layer in layers:
-            taken.add(layer.tensor)
-            total[2] += numel * DTYPE_BITS[tensors[layer.tensor].stored_dtype] // 8
-    for name, tensor in tensors.items():
-        if name in taken or name in job.selection.dropped:
-            continue
-        total = totals[HIGH_PRECISION]
-        total[0] += 1
-        total[1] += math.prod(tensor.shape)
-        total[2] += tensor.nbytes
-        total[3] += carried(tensor).nbytes
-    for name, total in totals.items():
-        yield BillLine(name, *total)
+    for line in lines:
+        share = (line.tensors, line.numel, line.source_bytes, line.output_bytes)
+        totals[line.name] = [*map(operator.add, totals[line.name], share)]
+    return tuple(BillLine(name, *total) for name, total in totals.items())
 
 
-def _shapes(job: Job) -> dict[tuple[str, int, int], list[Layer]]:
-    """Layers by what their size depends on."""
-    found: dict[tuple[str, int, int], list[Layer]] = defaultdict(list)
-    for layer in job.selection.layers.values():
-        found[layer.scheme.name, layer.rows, layer.columns].append(layer)
-    return found
-
-
-def _workspace_bytes(job: Job) -> int:
-    """Buffers of one worker for the widest layer: decoded source, codes and scales."""
-    largest = 0
-    if job.layout.own_quantizers:
-        return max(_torch_bytes(job, layer) for layer in job.selection.layers.values())
-    for layer in job.selection.layers.values():
-        tensor = job.source.tensors[layer.tensor]
-        row = layer.columns * DTYPE_BITS[tensor.dtype] // 8
-        step = max(CHUNK_BYTES // row // ROW_STEP, 1) * ROW_STEP
-        elements = min(step, layer.rows) * layer.columns
-        decoded = 4 * elements if tensor.scale is not None else 0
-        largest = max(largest, decoded + 2 * elements)
-    return largest
-
-
-def _torch_bytes(job: Job, layer: Layer) -> int:
-    """What a quantizer holds of a whole weight, which is decoded first where it is in FP8."""
-    decoded = 4 if job.source.tensors[layer.tensor].scale is not None else 0
-    return (_QUANTIZER_BYTES + decoded) * layer.rows * layer.columns
+def _workspace_bytes(job: Job, layer: Layer) -> int:
+    """One worker's buffers for a layer: decoded source, codes and scales; or a quantizer's own."""
+    tensor = job.source.tensors[layer.tensor]
+    decoded = 4 if tensor.scale is not None else 0
+    if job.layout.own_quantizers:  # takes the whole weight
+        return (_QUANTIZER_BYTES + decoded) * layer.rows * layer.columns
+    row = layer.columns * DTYPE_BITS[tensor.dtype] // 8
+    step = max(CHUNK_BYTES // row // ROW_STEP, 1) * ROW_STEP
+    return (decoded + 2) * min(step, layer.rows) * layer.columns
 
 
 def _rate(layer: Layer) -> float:
@@ -162,9 +178,9 @@ def _rate(layer: Layer) -> float:
     return encode_rate(layer.scheme.encoding)
 
 
-def _seconds(job: Job, lines: Iterable[BillLine]) -> float:
-    """Time of one worker, the disk aside."""
-    seconds = sum(line.output_bytes for line in lines) / copy_rate()
+def _seconds(job: Job, nbytes: int) -> float:
+    """Time of one worker for `nbytes` of output, the disk aside."""
+    seconds = nbytes / copy_rate()
     for layers in job.selection.schemes().values():
         numel = sum(layer.rows * layer.columns for layer in layers)
         seconds += numel / _rate(layers[0])

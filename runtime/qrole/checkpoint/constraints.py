@@ -55,7 +55,14 @@ def check_shapes(
     options: SelectOptions,
 ) -> None:
     """Fails on, or moves to `kept`, what does not fit; what engines join moves together."""
-    misfits = {m: text for m, layer in layers.items() if (text := _misfit(layer, options))}
+    kinds: dict[tuple[str, int, int], str] = {}  # few are distinct
+    misfits: dict[str, str] = {}
+    for module, layer in layers.items():
+        kind = (layer.scheme.name, layer.rows, layer.columns)
+        if kind not in kinds:
+            kinds[kind] = _misfit(layer, options)
+        if kinds[kind]:
+            misfits[module] = kinds[kind]
     if not misfits:
         return
     if options.on_shape is OnShape.FAIL:
@@ -90,8 +97,11 @@ def check_neighbours(layers: dict[str, Layer], groups: Mapping[str, tuple[str, .
     Raises:
         ConfigError: They are not; names them with their schemes.
     """
+    stored = {module: (la.scheme.name, la.weight.e4m3_max) for module, la in layers.items()}
+    if len(set(stored.values())) == 1 and groups.keys() <= stored.keys():
+        return
     for what, members in _joined(layers, groups):
-        if len({_stored_as(layers.get(m)) for m in members}) > 1:
+        if len({stored.get(m) for m in members}) > 1:
             answers = {m: _stored_as(layers.get(m)) for m in members}
             raise ConfigError(
                 f"{what}, but the plan stores them differently: {_listing(answers)}",
@@ -109,7 +119,7 @@ def _joined(
     experts: dict[str, list[str]] = defaultdict(list)
     for module in layers:
         if expert := _EXPERT.match(module):
-            experts[expert["experts"]].append(module)
+            experts[expert[1]].append(module)
     for path, modules in experts.items():
         yield f"the experts of {path} are one kernel call in engines", tuple(modules)
 

@@ -62,21 +62,37 @@ def fused_groups(
     Returns:
         For each member of a group of at least two: all members, in the fusion's order.
     """
-    present = set(modules)
     by_name: dict[str, Fusion] = {}
     for fusion in fusions:
         for name in fusion.names:
             by_name.setdefault(name, fusion)
-    groups: dict[str, tuple[str, ...]] = {}
-    for path in present:
+    siblings: dict[str, list[str]] = {}
+    for path in modules:
         parent, name = _split(path)
-        if name not in by_name or path in groups:
-            continue
-        fusion = by_name[name]
-        members = tuple(parent + n for n in fusion.names if parent + n in present)
-        if len(members) > 1:
+        if name in by_name:
+            siblings.setdefault(parent, []).append(name)
+    groups: dict[str, tuple[str, ...]] = {}
+    joined: dict[tuple[str, ...], list[tuple[str, ...]]] = {}  # few sets of siblings are distinct
+    for parent, found in siblings.items():
+        names = tuple(found)
+        if names not in joined:
+            joined[names] = _joined(names, by_name)
+        for together in joined[names]:
+            members = tuple([parent + name for name in together])
             groups.update(dict.fromkeys(members, members))
     return groups
+
+
+def _joined(names: tuple[str, ...], by_name: Mapping[str, Fusion]) -> list[tuple[str, ...]]:
+    """Which of a parent's children are one layer in engines."""
+    found: list[tuple[str, ...]] = []
+    seen: set[str] = set()
+    for name in names:
+        together = tuple(n for n in by_name[name].names if n in names)
+        if name not in seen and len(together) > 1:
+            found.append(together)
+            seen.update(together)
+    return found
 
 
 def absent_siblings(
@@ -87,7 +103,7 @@ def absent_siblings(
     Engines look every shard of a fused layer up, also one that this model has no weight for.
     """
     absent: dict[tuple[str, ...], tuple[str, ...]] = {}
-    for members in set(groups.values()):
+    for members in dict.fromkeys(groups.values()):
         parent, name = _split(members[0])
         names = next(f.names for f in fusions if name in f.names)
         missing = tuple(parent + n for n in names if parent + n not in members)

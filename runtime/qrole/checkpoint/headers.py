@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import math
 import struct
-from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from qrole.errors import CheckpointError
 
@@ -30,12 +30,15 @@ DTYPE_BITS = {
 #: What the safetensors library accepts at most.
 MAX_HEADER_BYTES = 100_000_000
 
+_INT = {int}
+
 _FETCH = "fetch or write the file again"
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """Where one stored tensor is, and what it is.
+
+    A named tuple, because a checkpoint has tens of thousands and a dataclass takes longer to make.
 
     Invariants, checked where the header is read: `end - start` bytes hold `shape` elements of
     `dtype`; the bytes lie inside `file` and belong to no other tensor.
@@ -88,6 +91,7 @@ def read_headers(path: Path) -> dict[str, TensorInfo]:
     weight_map = read_index(index) if index else None
     files = sorted(set(weight_map.values())) if weight_map is not None else _all_files(path)
     tensors: dict[str, TensorInfo] = {}
+    places: dict[str, str] = {}
     for name in files:
         if index and not (path / name).is_file():
             raise CheckpointError(
@@ -95,16 +99,18 @@ def read_headers(path: Path) -> dict[str, TensorInfo]:
                 expected="every shard of the index beside it",
                 hint="fetch the missing shard",
             )
-        for key, info in read_file_header(path / name)[0].items():
-            if key in tensors:
-                raise CheckpointError(
-                    f"tensor {key!r} is in {tensors[key].file} and in {info.file}",
-                    expected="every tensor in one file",
-                    hint="remove the files that do not belong to the checkpoint",
-                )
-            tensors[key] = info
+        found = read_file_header(path / name)[0]
+        if not tensors.keys().isdisjoint(found):
+            key = next(key for key in found if key in tensors)
+            raise CheckpointError(
+                f"tensor {key!r} is in {tensors[key].file} and in {found[key].file}",
+                expected="every tensor in one file",
+                hint="remove the files that do not belong to the checkpoint",
+            )
+        tensors |= found
+        places |= dict.fromkeys(found, name)
     if index and weight_map:
-        _check_index(index, weight_map, tensors)
+        _check_index(index, weight_map, places)
     return tensors
 
 
@@ -151,13 +157,17 @@ def read_index(path: Path) -> dict[str, str]:
         raise CheckpointError(
             f"{path} has no weight_map", expected='{"weight_map": {tensor: file}}', hint=_FETCH
         )
+    seen: set[str] = set()
     for name, file in weight_map.items():
+        if isinstance(file, str) and file in seen:
+            continue
         if not isinstance(file, str) or "/" in file or "\\" in file or file in ("", ".", ".."):
             raise CheckpointError(
                 f"{path} places tensor {name!r} in {file!r}",
                 expected="the name of a file beside the index",
                 hint=_FETCH,
             )
+        seen.add(file)
     return weight_map
 
 
@@ -172,7 +182,7 @@ def read_file_header(path: Path) -> tuple[dict[str, TensorInfo], dict[str, str]]
     if not isinstance(metadata, dict):
         raise _malformed(path, "__metadata__ is no object")
     tensors = [_entry(path, name, entry, base) for name, entry in header.items()]
-    tensors.sort(key=lambda info: (info.start, info.end))
+    tensors.sort(key=attrgetter("start", "end"))
     _check_cover(path, tensors, base, size)
     return {info.name: info for info in tensors}, metadata
 
@@ -241,7 +251,8 @@ def _header_length(path: Path, prefix: bytes, size: int) -> int:
 def _entry(path: Path, name: str, entry: Any, base: int) -> TensorInfo:
     try:
         dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        whole = all(type(n) is int and n >= 0 for n in (*shape, start, end))
+        numbers = (*shape, start, end)
+        whole = {*map(type, numbers)} == _INT and min(numbers) >= 0
         bits = math.prod(shape) * DTYPE_BITS[dtype] if whole else -1
     except (TypeError, ValueError, KeyError) as error:
         raise _malformed(path, f"the entry of tensor {name!r} is {str(entry)[:120]}") from error
@@ -270,14 +281,16 @@ def _check_cover(path: Path, tensors: list[TensorInfo], base: int, size: int) ->
         raise _malformed(path, f"{size - at} bytes at the end belong to no tensor")
 
 
-def _check_index(index: Path, weight_map: dict[str, str], tensors: dict[str, TensorInfo]) -> None:
-    for name, file in weight_map.items():
-        if name not in tensors or tensors[name].file.name != file:
-            raise CheckpointError(
-                f"{index} places tensor {name!r} in {file}, which does not hold it",
-                expected="an index that fits its shards",
-                hint="fetch index and shards of the same revision",
-            )
+def _check_index(index: Path, weight_map: dict[str, str], places: dict[str, str]) -> None:
+    """Raises where the index names another file than the one that holds a tensor."""
+    if weight_map.items() <= places.items():
+        return
+    name, file = next(i for i in weight_map.items() if places.get(i[0]) != i[1])
+    raise CheckpointError(
+        f"{index} places tensor {name!r} in {file}, which does not hold it",
+        expected="an index that fits its shards",
+        hint="fetch index and shards of the same revision",
+    )
 
 
 def _malformed(path: Path, what: str) -> CheckpointError:

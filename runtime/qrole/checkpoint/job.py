@@ -36,7 +36,7 @@ from qrole.loading import LoadedModel, load_model
 from qrole.plans import Inventory, Plan, build_plan
 from qrole.plugins import Factory, load_factory
 
-__all__ = ["ApplyOptions", "Job", "prepare"]
+__all__ = ["ApplyOptions", "Job", "prepare", "uncollected"]
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,9 @@ class Job:
     @property
     def static_layers(self) -> tuple[str, ...]:
         """Modules whose input needs a calibrated scale."""
+        schemes = self.selection.schemes().values()
+        if not any(layers[0].scheme.activations is Activations.STATIC for layers in schemes):
+            return ()
         return tuple(
             module
             for module, layer in self.selection.layers.items()
@@ -158,7 +161,7 @@ def prepare(
         raise UnknownNameError("layout", options.layout, LAYOUTS)
     layout = LAYOUTS[options.layout]
     _check_options(options, layout)
-    with _uncollected():
+    with uncollected():
         source, inventory, loaded = _open(model)
         plan = build_plan(inventory, _factory(factory))
         selection = select(plan, source, _select_options(options, layout))
@@ -170,7 +173,7 @@ def prepare(
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Keeps the garbage collector from looking over and over at objects that all stay."""
     enabled = gc.isenabled()
     gc.disable()

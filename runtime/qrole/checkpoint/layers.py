@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from qrole.checkpoint.native.weights import NativeWeight
 from qrole.checkpoint.schemes import Scheme, WeightFormat
@@ -10,9 +12,10 @@ from qrole.checkpoint.schemes import Scheme, WeightFormat
 __all__ = ["Kept", "Layer", "Selection"]
 
 
-@dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(NamedTuple):
     """One quantized linear layer.
+
+    A named tuple, because a checkpoint has tens of thousands and a dataclass takes longer to make.
 
     Attributes:
         module: Its name in the written checkpoint; parts are stored as `<module>.<part>`.
@@ -84,6 +87,10 @@ class Selection:
 
     def schemes(self) -> dict[str, list[Layer]]:
         """Layers by scheme name, in order of first appearance."""
+        return self._by_scheme
+
+    @functools.cached_property
+    def _by_scheme(self) -> dict[str, list[Layer]]:
         found: dict[str, list[Layer]] = {}
         for layer in self.layers.values():
             found.setdefault(layer.scheme.name, []).append(layer)

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-from qrole.checkpoint.answers import Asked, stored_weights
+from qrole.checkpoint.answers import StoredWeight, stored_weights
 from qrole.checkpoint.constraints import SelectOptions, check_neighbours, check_shapes
 from qrole.checkpoint.fused import absent_siblings, fused_groups
 from qrole.checkpoint.layers import Kept, Layer, Selection
@@ -15,6 +15,7 @@ from qrole.checkpoint.parallel import largest_split
 from qrole.checkpoint.source import FLOATS, Source, SourceTensor
 from qrole.errors import NothingMatchedError
 from qrole.plans import Plan
+from qrole.quantizers import Quantizer
 
 __all__ = ["select"]
 
@@ -44,12 +45,18 @@ def select(plan: Plan, source: Source, options: SelectOptions) -> Selection:
         )
     if not options.own_quantizers:
         check_neighbours(layers, groups)
-    order = {name: i for i, name in enumerate(source.tensors)}
-    layers = dict(sorted(layers.items(), key=lambda i: (order[i[1].tensor], i[1].first_row)))
+    layers = _in_order(layers, source)
     rest = _kept(source, layers, kept, dropped)
     ignore = _ignore(source, rest, groups, dropped, options)
     modules = tuple(dict.fromkeys([*layers, *(k.module for k in rest.values()), *ignore]))
     return Selection(layers, rest, dropped, ignore, modules, tuple(_notes(layers, options)))
+
+
+def _in_order(layers: dict[str, Layer], source: Source) -> dict[str, Layer]:
+    """The layers in the order of the source's tensors; those of one tensor come by their rows."""
+    place = {name: i for i, name in enumerate(source.tensors)}
+    ordered = sorted(layers.values(), key=lambda layer: place[layer.tensor])
+    return {layer.module: layer for layer in ordered}
 
 
 def _sorted_out(
@@ -64,36 +71,41 @@ def _sorted_out(
     kept: dict[str, str] = {}
     untouched = _Untouched(source, options)
     for asked in stored_weights(plan, source, options):
-        if asked.tensor in dropped:
-            continue
-        answer, module = asked.answer, asked.module
-        reason = untouched.reason(asked)
-        if reason or answer.scheme is None or answer.weight is None:
-            kept[asked.tensor] = reason or "the plan leaves it in high precision"
-            continue
-        layers[module] = Layer(
-            module=module,
-            tensor=asked.tensor,
-            first_row=asked.first_row,
-            rows=asked.rows,
-            columns=asked.columns,
-            scheme=answer.scheme,
-            weight=answer.weight,
-            slot=asked.slot,
-            place=asked.place,
-            answer=answer.label,
-            note=answer.note,
-            group=groups.get(module, (module,)),
-            native=_native(asked, source.tensors[asked.tensor]),
-        )
+        reasons: dict[tuple[int, int, str], str] = {}
+        for weight in asked.weights:
+            module, tensor, first_row, rows, columns, copy = weight
+            if tensor in dropped:
+                continue
+            dtype, answer = source.tensors[tensor].dtype, asked.answers[copy]
+            # Beyond this, weights of one slot differ in the expert's number and the projection.
+            kind = (rows, columns, dtype)
+            if kind not in reasons:
+                reasons[kind] = untouched.reason(weight)
+            if reasons[kind] or answer.scheme is None or answer.weight is None:
+                kept[tensor] = reasons[kind] or "the plan leaves it in high precision"
+                continue
+            layers[module] = Layer(
+                module,
+                tensor,
+                first_row,
+                rows,
+                columns,
+                answer.scheme,
+                answer.weight,
+                asked.slot,
+                asked.places[copy],
+                answer.label,
+                answer.note,
+                groups.get(module) or (module,),
+                _native(answer.quantizer, module, dtype),
+            )
     return layers, kept
 
 
-def _native(asked: Asked, tensor: SourceTensor) -> NativeWeight | None:
-    quantizer = asked.answer.quantizer
+def _native(quantizer: Quantizer | None, module: str, dtype: str) -> NativeWeight | None:
     if quantizer is None:
         return None
-    return NativeWeight(quantizer, tensor.dtype, seed_of(quantizer, asked.module))
+    return NativeWeight(quantizer, dtype, seed_of(quantizer, module))
 
 
 class _Untouched:
@@ -112,7 +124,7 @@ class _Untouched:
         extra = isinstance(layers, int) and _config(source, "num_nextn_predict_layers")
         self._last = layers if extra and isinstance(layers, int) else None
 
-    def reason(self, asked: Asked) -> str:
+    def reason(self, asked: StoredWeight) -> str:
         """`""` where nothing speaks against it."""
         dtype = self._tensors[asked.tensor].dtype
         if dtype not in FLOATS:
@@ -125,7 +137,7 @@ class _Untouched:
             return "the output head (--quantize-head quantizes it)"
         return ""
 
-    def _is_head(self, asked: Asked) -> bool:
+    def _is_head(self, asked: StoredWeight) -> bool:
         """By its name, or by one row per word outside of the numbered layers."""
         if asked.module.endswith(_HEADS):
             return True
@@ -185,7 +197,8 @@ def _ignore(
 ) -> tuple[str, ...]:
     """Modules of kept weights, their absent fused siblings, and a head that has no tensor."""
     modules = dict.fromkeys(k.module for k in kept.values() if k.module)
-    for members, absent in absent_siblings(groups, options.fusions).items():
+    beside = {module: groups[module] for module in modules if module in groups}
+    for members, absent in absent_siblings(beside, options.fusions).items():
         if members[0] in modules:
             modules.update(dict.fromkeys(absent))
     modules.update(dict.fromkeys(_module(name) for name in dropped))
@@ -198,9 +211,11 @@ def _ignore(
 def _tied(source: Source) -> dict[str, str]:
     """Aliases that are not written: of tied parameters, or a head that the config ties."""
     dropped = dict(source.tied)
+    if _config(source, "tie_word_embeddings") is not True:
+        return dropped
     head = next((n for n in source.tensors if n.endswith("lm_head.weight")), None)
     twin = next((n for n in source.tensors if n.endswith("embed_tokens.weight")), None)
-    if head and twin and _config(source, "tie_word_embeddings") is True:
+    if head and twin:
         dropped[head] = twin
     return dropped
 

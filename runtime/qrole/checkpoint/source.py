@@ -13,9 +13,8 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from qrole.checkpoint.headers import DTYPE_BITS, TensorInfo, read_headers
 from qrole.checkpoint.memory import Buffer, FileIdentity, MappedFile
@@ -33,9 +32,10 @@ _BLOCK = 128
 _SCALE = "_scale_inv"
 
 
-@dataclass(frozen=True)
-class SourceTensor:
+class SourceTensor(NamedTuple):
     """A tensor of the source.
+
+    A named tuple, because a checkpoint has tens of thousands and a dataclass takes longer to make.
 
     Invariant: exactly one of `stored` and `memory` is there.
 
@@ -53,10 +53,7 @@ class SourceTensor:
     shape: tuple[int, ...]
     stored: TensorInfo | None = None
     scale: TensorInfo | None = None
-    memory: torch.Tensor | None = field(default=None, compare=False)
-
-    def __post_init__(self) -> None:
-        assert (self.stored is None) != (self.memory is None), "one place"
+    memory: torch.Tensor | None = None
 
     @property
     def nbytes(self) -> int:
@@ -103,7 +100,7 @@ class Source:
         self.config_text = config_text
         self.config: dict[str, Any] = json.loads(config_text) if config_text else {}
         self.tied = dict(tied or {})
-        paths = dict.fromkeys(t.file for t in self.tensors.values() if t.file)
+        paths = dict.fromkeys(t.stored.file for t in self.tensors.values() if t.stored)
         self.files = {path: FileIdentity.of(path) for path in paths}
         self._mapped: dict[Path, MappedFile] = {}
 
@@ -247,11 +244,12 @@ def _read_config(path: Path) -> str:
 
 def _logical(headers: Mapping[str, TensorInfo]) -> dict[str, SourceTensor]:
     """Pairs FP8 codes with their scales; everything else stands for itself."""
+    scales = {n: i for n, i in headers.items() if n.endswith(_SCALE)}
     tensors = {}
     for name, info in headers.items():
-        if name.endswith(_SCALE) and name.removesuffix(_SCALE) in headers:
+        if name in scales and name.removesuffix(_SCALE) in headers:
             continue
-        scale = headers.get(name + _SCALE)
+        scale = scales.get(name + _SCALE) if scales else None
         if scale is None:
             tensors[name] = SourceTensor(name, info.dtype, info.shape, info)
             continue

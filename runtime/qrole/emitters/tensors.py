@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["walk_tensors"]
 
+#: Number, sort key of the projection, and name of an expert's tensor.
+_Expert = tuple[float, list[str | int], str]
+
 # Two projections of one input that transformers holds as one matrix; the slot is the fused one, so
 # that a factory sees the same role whether the model or its file is walked.
 _FUSED_EXPERTS = {
@@ -29,6 +32,7 @@ _FUSED_EXPERTS = {
 }
 _EXPERT = re.compile(r"^(?P<experts>.*\.experts)\.(?P<index>\d+)\.(?P<projection>\w+)\.weight$")
 _FUSED_EXPERT = re.compile(r"^(?P<experts>.*\.experts)\.(?P<projection>gate_up_proj|down_proj)$")
+_DIGITS = re.compile(r"(\d+)")
 _EMBEDDING = re.compile(r"(^|\.)(\w*embed\w*|wte|wpe|word_embeddings)\.", re.IGNORECASE)
 _NORM = re.compile(r"(^|[._])(layer|rms|batch|group)?_?norm\w*\.|(^|\.)ln_?\w*\.", re.IGNORECASE)
 _ROUTER = re.compile(r"(^|\.)(router|gate|shared_expert_gate)(\.\w+)?$", re.IGNORECASE)
@@ -44,26 +48,16 @@ def walk_tensors(tensors: Mapping[str, TensorInfo], name: str) -> Inventory:
     """
     slots: list[Slot] = []
     rest: dict[tuple[str, str, bool], list[str]] = defaultdict(list)
-    experts: dict[tuple[str, str], list[str]] = defaultdict(list)
     by: dict[str, str] = {}
-    for tensor in sorted(tensors, key=_natural):
+    experts, others = _experts(tensors)
+    for tensor in sorted(others, key=_natural):
         info = tensors[tensor]
-        expert = _EXPERT.match(tensor)
-        if expert and len(info.shape) == 2:
-            projection = expert["projection"]
-            group = _FUSED_EXPERTS.get(projection, projection)
-            experts[expert["experts"], group].append(tensor)
-            continue
         path = tensor.rpartition(".")[0]
-        if tensor.endswith(".weight") and len(info.shape) == 2 and not _reason(tensor, info)[0]:
+        reason, quantizable = _reason(tensor, info)
+        if tensor.endswith(".weight") and len(info.shape) == 2 and not reason:
             slots += linear_slots(path, "", weight=tensor, shape=tuple(info.shape))
             by[path] = "tensor names"
             continue
-        fused = _FUSED_EXPERT.match(tensor)
-        if fused and len(info.shape) == 3:
-            experts[fused["experts"], fused["projection"]].append(tensor)
-            continue
-        reason, quantizable = _reason(tensor, info)
         rest[path, reason or "not a 2-D weight", quantizable].append(tensor)
     slots += _expert_slots(experts, tensors, by)
     return Inventory(
@@ -85,19 +79,42 @@ def walk_tensors(tensors: Mapping[str, TensorInfo], name: str) -> Inventory:
     )
 
 
+def _experts(
+    tensors: Mapping[str, TensorInfo],
+) -> tuple[dict[tuple[str, str], list[_Expert]], list[str]]:
+    """Experts' tensors by path and projection, in order; and the names of all other tensors."""
+    found: dict[tuple[str, str], list[_Expert]] = defaultdict(list)
+    others: list[str] = []
+    keys: dict[str, list[str | int]] = {}
+    for name, info in tensors.items():
+        if len(info.shape) == 2 and (expert := _EXPERT.match(name)):
+            path, index, projection = expert.groups()
+            group = _FUSED_EXPERTS.get(projection, projection)
+            key = keys.get(projection) or keys.setdefault(projection, _natural(projection))
+            found[path, group].append((int(index), key, name))
+        elif len(info.shape) == 3 and (fused := _FUSED_EXPERT.match(name)):
+            found[fused["experts"], fused["projection"]].append((math.inf, [], name))
+        else:
+            others.append(name)
+    for members in found.values():
+        members.sort()
+    return dict(sorted(found.items(), key=lambda item: _natural(item[1][0][2]))), others
+
+
 def _expert_slots(
-    experts: Mapping[tuple[str, str], list[str]],
+    experts: Mapping[tuple[str, str], list[_Expert]],
     tensors: Mapping[str, TensorInfo],
     by: dict[str, str],
 ) -> list[Slot]:
     slots: list[Slot] = []
     groups: dict[str, int] = defaultdict(int)
-    for (path, group), names in experts.items():
+    for (path, group), members in experts.items():
+        names = [name for _, _, name in members]
         first = tensors[names[0]].shape
         if len(first) == 3:
             copies, shape = first[0], tuple(first[1:])
         else:
-            copies = len({_EXPERT.match(n)["index"] for n in names})  # type: ignore[index]
+            copies = len({index for index, _, _ in members})
             per_expert = len(names) // copies
             shape = (first[0] * per_expert, first[1])
         i = groups[path]
@@ -137,7 +154,8 @@ def _reason(tensor: str, info: TensorInfo) -> tuple[str, bool]:
     return "", False
 
 
-def _natural(name: str) -> list[tuple[int, int | str]]:
-    """Sort key that puts layer 2 before layer 10."""
-    parts = re.split(r"(\d+)", name)
-    return [(1, int(part)) if part.isdigit() else (0, part) for part in parts]
+def _natural(name: str) -> list[str | int]:
+    """Sort key that puts layer 2 before layer 10: texts and numbers in turn, a text first."""
+    parts: list[str | int] = [*_DIGITS.split(name)]
+    parts[1::2] = map(int, parts[1::2])
+    return parts

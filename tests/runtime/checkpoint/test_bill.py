@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qrole.checkpoint.apply import apply
-from qrole.checkpoint.bill import bill
+from qrole.checkpoint.bill import bill, dry_run
 from qrole.checkpoint.headers import read_headers
 from qrole.checkpoint.job import ApplyOptions, prepare
 from tests.runtime.checkpoint.corruption import llama_like
@@ -60,3 +60,10 @@ def test_no_output_and_no_dry_run(cli: Callable[..., Any], samples: Path) -> Non
     result = cli("apply", samples / "mlp.py", "-f", "mxfp8")
     assert result.code == 2
     assert "-o DIR, or --dry-run" in result.err
+
+
+def test_a_plan_that_quantizes_nothing_has_a_bill_too(tmp_path: Path) -> None:
+    source = llama_like(tmp_path / "source")
+    found = dry_run(str(source), "high_precision", ApplyOptions(layout="native"))
+    assert [line.name for line in found.lines] == ["high precision"]
+    assert found.quantized_bits == found.bits
