@@ -225,6 +225,14 @@ _MANIFEST: list[Key] = [
     ("calibration", "object or null", "Data and its hash, methods, input amax of each layer."),
 ]
 
+_REPORT: list[Key] = [
+    _SCHEMA,
+    ("page", "string", "The file that was written."),
+    ("slots", "integer", "Slots on it."),
+    ("measurements", "integer", "Tensors, products and layers on it, of all candidates."),
+    ("findings", "integer", "Findings on it, equal ones once."),
+]
+
 _DATA: list[Key] = [
     ("source", "string", "File, function or text that the inputs came from."),
     ("batches", "integer", "Forward passes."),
@@ -256,6 +264,7 @@ KEYS: dict[str, dict[str, list[Key]]] = {
         "Reason": _WHY,
     },
     "qrole.diff/1": {"": _DIFF},
+    "qrole.report/1": {"": _REPORT},
     "qrole.explain/1": {
         "": [_SCHEMA, ("codes", "list of object", "One per code; keys below.")],
         "Code": _EXPLAIN,
@@ -283,7 +292,8 @@ _WRITERS = {
     "qrole.bill/1": "`qrole apply --dry-run --json`",
     "qrole.verify/1": "`qrole verify --json`",
     "qrole.why/1": "`qrole why --json`",
-    "qrole.diff/1": "`qrole diff --json`, and `qrole lock --check --json` where plans differ",
+    "qrole.diff/1": "`qrole diff --json`, and `qrole lock --check --json`",
+    "qrole.report/1": "`qrole report --json`",
     "qrole.explain/1": "`qrole explain --json`",
     "qrole.factories/1": "`qrole factories --json`",
     "qrole.manifest/1": "`qrole_manifest.json` beside a written checkpoint",

@@ -133,7 +133,7 @@ def show(
         payload: What JSON output holds; has the key `schema`.
         output: The format.
         title: Printed above a table.
-        wide: Drop no column of a table, however narrow the terminal.
+        wide: Drop no column and break no cell of a table, however narrow the terminal.
     """
     if output is OutputFormat.JSON:
         write(json.dumps(payload, indent=2, sort_keys=True, allow_nan=False) + "\n")
@@ -146,7 +146,8 @@ def show(
             out.print(Text(title, style="bold"))
         kept = range(len(columns)) if wide else _fitting(columns, rows)
         shown = [columns[i] for i in kept]
-        out.print(_table(shown, [[row[i] for i in kept] for row in rows]))
+        cells = [[row[i] for i in kept] for row in rows]
+        out.print(_table(shown, cells, wide), crop=not wide)
         dropped = [column.name for column in columns if column not in shown]
         if dropped:
             note(
@@ -172,10 +173,13 @@ def _fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[i
     return kept
 
 
-def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> Table:
+def _table(columns: Sequence[Column], rows: Sequence[Sequence[str]], wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     widths = [max([len(c.name), *(len(row[i]) for row in rows)]) for i, c in enumerate(columns)]
-    spare = sum(widths) + len(widths) - out.width
+    needed = sum(widths) + len(widths)
+    spare = 0 if wide else needed - out.width
+    if wide and needed > out.width:
+        table.width = needed
     for i, column in enumerate(columns):
         width = widths[i]
         if column.path and spare > 0:

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import qrole_cli.commands
 from qrole.errors import FactoryError, QroleError, UserCodeError
+from qrole.te_shim import ShimFinder
 from qrole_cli import console
 from qrole_cli.streams import guard_streams
 
@@ -132,6 +133,14 @@ def _obey(*, quiet: bool, verbose: bool, threads: int | None, te_shim: bool) -> 
         os.environ["QROLE_NUM_THREADS"] = str(threads)
     if not te_shim:
         os.environ["QROLE_NO_TE_SHIM"] = "1"
+    ShimFinder.on_use = _say_shim
+
+
+def _say_shim() -> None:
+    console.note(
+        "transformer_engine is not installed: qrole's own classes stand in for it "
+        "(--no-te-shim: they do not)"
+    )
 
 
 def _register() -> None:

@@ -13,6 +13,7 @@ import typer
 
 from qrole_cli.commands.report import open_page
 from qrole_cli.console import Column, OutputFormat, err, finish, note, progress, show, warn
+from qrole_cli.files import check_folder
 from qrole_cli.options import (
     BatchSizeOption,
     DataOption,
@@ -147,7 +148,13 @@ def register(app: typer.Typer) -> None:
         from qrole.api import compare as measure
         from qrole.api import judge
         from qrole.comparing import load_baseline, load_budgets
+        from qrole.reporting import check_libraries
 
+        for path in (save, junit, html):
+            if path is not None:
+                check_folder(path)
+        if html is not None or show_page:
+            check_libraries()
         limits = load_budgets(budgets) if budgets is not None else ()
         before = load_baseline(baseline) if baseline is not None else None
         with progress("comparing", unit="runs") as bar:
@@ -330,13 +337,14 @@ def _tell_github(gate: Gate, most: int) -> None:
 
 
 def _say(report: Report, violations: tuple[Violation, ...], more: int) -> None:
+    gemms = (gemm for candidate in report.candidates for gemm in candidate.gemms)
+    covered = min((gemm.coverage for gemm in gemms), default=1.0)
+    if covered < 1.0:
+        note(
+            f"errors of GEMMs are those of evenly spaced rows, {covered:.1%} of the rows or more; "
+            "all else is measured whole"
+        )
     for candidate in report.candidates:
-        covered = min((gemm.coverage for gemm in candidate.gemms), default=1.0)
-        if covered < 1.0:
-            note(
-                f"{candidate.factory}: errors of GEMMs are those of evenly spaced rows, "
-                f"{covered:.1%} of the rows or more; all else is measured whole"
-            )
         for layer, readers in candidate.not_computed.items():
             how = f"; seen instead: {', '.join(readers)}" if readers else ""
             warn(f"{candidate.factory}: {layer} did not run with quantized operands{how}")

@@ -58,8 +58,8 @@ nvfp4 --check
             return
         before = Side(str(file), written, {})
         changes = compare_sides(before, Side(factory, lock_entries(plan), {}))
+        show_changes(changes, str(file), factory, chosen_format(output, as_json))
         if changes:
-            show_changes(changes, str(file), factory, chosen_format(output, as_json))
             finish(False, f"{differing(len(changes), 'slot')} from {file}")
             raise typer.Exit(1)
         finish(True, f"{counted(len(plan.decisions), 'slot')} as in {file}")

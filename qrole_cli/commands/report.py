@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from qrole_cli import console
+from qrole_cli.console import OutputFormat
+from qrole_cli.options import JsonOption
 
 __all__ = ["open_page", "register"]
 
@@ -30,6 +32,7 @@ def register(app: typer.Typer) -> None:
         ),
         force: Annotated[bool, typer.Option("--force", help="Overwrite the page.")] = False,
         show: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+        as_json: JsonOption = False,
     ) -> None:
         """Write a self-contained HTML page that needs no network.
 
@@ -39,12 +42,17 @@ def register(app: typer.Typer) -> None:
         from qrole.rows import counted
 
         view = write_report(sources, output, force=force)
-        held = [
-            counted(len(view.slots), "slot"),
-            counted(sum(map(len, view.cells)), "measurement"),
-            counted(len(view.findings), "finding"),
-        ]
-        console.finish(None, f"wrote {output}: {', '.join(held)}")
+        held = {
+            "slot": len(view.slots),
+            "measurement": sum(map(len, view.cells)),
+            "finding": len(view.findings),
+        }
+        if as_json:
+            counts = {f"{noun}s": count for noun, count in held.items()}
+            payload = {"schema": "qrole.report/1", "page": str(output), **counts}
+            console.show((), (), payload, OutputFormat.JSON)
+        texts = [counted(count, noun) for noun, count in held.items()]
+        console.finish(None, f"wrote {output}: {', '.join(texts)}")
         if show:
             open_page(output)
 

@@ -10,6 +10,7 @@ import typer
 
 from qrole_cli import console
 from qrole_cli.console import Column, OutputFormat, show
+from qrole_cli.files import check_folder
 from qrole_cli.options import (
     BatchSizeOption,
     DataOption,
@@ -94,6 +95,8 @@ def register(app: typer.Typer) -> None:
 
         nbytes = _parse_size(size) if size is not None else None
         _refuse_existing(output, force)
+        if plot is not None:
+            check_folder(plot)
         with console.progress("measuring", unit="runs") as report:
             result = find(
                 model,
@@ -132,14 +135,9 @@ def _parse_size(text: str) -> int:
 
 
 def _refuse_existing(output: Path, force: bool) -> None:
-    from qrole.errors import CheckpointError, OutputExistsError
+    from qrole.errors import OutputExistsError
 
-    if not output.parent.is_dir():
-        raise CheckpointError(
-            f"{output} cannot be written: there is no folder {output.parent}",
-            expected="a writable path with space left",
-            hint="create the folder, or name another file with -o",
-        )
+    check_folder(output)
     if output.exists() and not force:
         raise OutputExistsError(
             f"{output} exists", expected="a new file", hint="name another with -o, or pass --force"

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 import traceback
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -94,7 +95,7 @@ def load_file(path: Path) -> ModuleType:
             hint="check the path; it is taken relative to the current directory",
         )
     resolved = path.resolve()
-    name = f"qrole_user_{resolved.stem}_{abs(hash(str(resolved))):x}"
+    name = f"qrole_user_{resolved.stem}_{zlib.crc32(os.fsencode(resolved)):x}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, resolved)

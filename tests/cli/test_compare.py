@@ -135,3 +135,17 @@ def test_an_error_in_the_models_forward_is_the_users(cli, tmp_path, command):
     assert "the forward pass of Net raised RuntimeError" in result.err
     assert 'misfit.py", line 6, in forward' in result.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--save", "--junit", "--html"])
+def test_what_cannot_be_written_is_said_before_the_model_is_looked_for(cli, tmp_path, option):
+    result = cli("compare", "nope.py", "-f", "mxfp8", option, tmp_path / "no" / "file")
+    assert result.code == 4
+    assert f"there is no folder {tmp_path / 'no'}" in result.err
+
+
+def test_a_page_without_its_libraries_is_refused_first(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr("qrole.reporting.page.find_spec", lambda name: None)
+    result = cli("compare", "nope.py", "-f", "mxfp8", "--html", tmp_path / "page.html")
+    assert result.code == 2
+    assert "pip install 'qrole[report]'" in result.err

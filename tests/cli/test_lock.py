@@ -23,7 +23,9 @@ def test_write_and_check(cli: Cli, mlp: Path, tmp_path: Path) -> None:
     assert written.code == 0
     assert f"PASSED {file}: " in written.err
     before = file.read_bytes()
-    assert cli("lock", mlp, "-f", "nvfp4", "-o", file, "--check").code == 0
+    checked = cli("lock", mlp, "-f", "nvfp4", "-o", file, "--check", "--json")
+    assert checked.code == 0
+    assert json.loads(checked.out)["changes"] == []
     assert file.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["plan.lock"]
 

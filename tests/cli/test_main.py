@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from qrole import te_shim
 from qrole_cli import console
 
 Cli = Callable[..., Any]
@@ -50,6 +52,29 @@ def test_the_shim_is_turned_off_behind_the_command(
     monkeypatch.setenv("QROLE_NO_TE_SHIM", "0")
     cli("factories", "--no-te-shim")
     assert os.environ["QROLE_NO_TE_SHIM"] == "1"
+
+
+_USES_TE = """
+import transformer_engine.pytorch as te
+import transformer_engine.common.recipe
+
+def f(role):
+    from transformer_engine.pytorch import MXFP8Quantizer
+    return MXFP8Quantizer(te.DType.kFloat8E4M3)
+"""
+
+
+@pytest.mark.parametrize(("options", "times"), [((), 1), (("-q",), 0)], ids=["said once", "quiet"])
+def test_the_stand_in_for_transformer_engine_is_announced(
+    cli: Cli, samples: Path, tmp_path: Path, options: tuple[str, ...], times: int
+) -> None:
+    te_shim.uninstall()
+    (tmp_path / "f.py").write_text(_USES_TE)
+    result = cli("inspect", samples / "mlp.py", "-f", f"{tmp_path}/f.py:f", "--json", *options)
+    te_shim.uninstall()
+    assert json.loads(result.out)["factory"]["name"].endswith("f.py:f")
+    assert result.err.count("transformer_engine is not installed: qrole's own") == times
+    assert "transformer_engine" not in cli("inspect", samples / "mlp.py", "-f", "mxfp8").err
 
 
 def test_help_names_arguments_and_values_plainly(cli: Cli) -> None:

@@ -35,6 +35,20 @@ def test_page_is_self_contained(cli, saved):
     assert "formats do not \\u003cpair>" in page
 
 
+def test_json_says_what_was_written(cli, saved):
+    page = saved / "page.html"
+    result = cli("report", saved / "audit.json", "-o", page, "--json")
+    found = json.loads(result.out)
+    assert found == {
+        "schema": "qrole.report/1",
+        "page": str(page),
+        "slots": 0,
+        "measurements": 0,
+        "findings": len(payloads.audit()["findings"]),
+    }
+    assert page.exists()
+
+
 def test_existing_page_is_kept(cli, saved):
     (saved / "report.html").write_text("mine")
     result = cli("report", saved / "audit.json", "-o", saved / "report.html")

@@ -18,7 +18,9 @@ from torch import nn
 
 import qrole
 from qrole.comparing import Budget, load_budgets
+from qrole.diff import read_sides
 from qrole.json_values import plain
+from qrole.why import why
 
 WIDTH = 64
 
@@ -401,3 +403,39 @@ def test_on_disk_nothing_imports_torch(tmp_path: Path) -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     shutil.rmtree(tmp_path / "out")
+
+
+CHEAP: dict[str, Callable[[Any], object]] = {
+    "plan": lambda model: qrole.plan(model, "nope"),
+    "audit": lambda model: qrole.audit(model, "nope"),
+    "compare": lambda model: qrole.compare(model, ["mxfp8", "nope"]),
+    "compare's reference": lambda model: qrole.compare(model, "mxfp8", reference="nope"),
+    "search": lambda model: qrole.search(model, ["mxfp8", "nope"], bits=6),
+    "apply": lambda model: qrole.apply(model, "nope", "out", data=batch()),
+    "why": lambda model: why(model, "0", "nope"),
+    "diff": lambda model: read_sides(["mxfp8", "nope"], lambda: qrole.inspect(model)),
+}
+
+
+@pytest.mark.parametrize("function", CHEAP)
+def test_a_factorys_name_is_checked_before_a_model_is_loaded(function: str, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("raise AssertionError('the model was loaded')\n")
+    with pytest.raises(qrole.UnknownNameError, match="there is no factory 'nope'"):
+        CHEAP[function](tmp_path / "slow.py")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"one_at_a_time": "rle"}, {"dtype": "int8"}, {"samples": 0}],
+    ids=lambda options: next(iter(options)),
+)
+def test_so_are_the_options_of_a_comparison(options: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("raise AssertionError('the model was loaded')\n")
+    with pytest.raises(qrole.UsageError):
+        qrole.compare(tmp_path / "slow.py", "mxfp8", **options)
+
+
+def test_so_is_the_number_of_candidates(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("raise AssertionError('the model was loaded')\n")
+    with pytest.raises(qrole.UsageError, match="1 candidate was given"):
+        qrole.search(tmp_path / "slow.py", ["mxfp8"], bits=6)

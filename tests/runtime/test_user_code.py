@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from qrole.errors import UnknownNameError, UserCodeError
@@ -33,3 +37,23 @@ def test_unknown_attribute_says_where_it_was_looked_for(tmp_path):
     assert caught.value.given == f"there is no attribute 'zzz' in {path}"
     assert caught.value.expected == "one of mixed"
     assert caught.value.hint
+
+
+def test_a_file_has_the_same_module_name_in_every_process(tmp_path):
+    """It is part of what `inspect --json` and `lock` write."""
+    (tmp_path / "mine.py").write_text("class Layer: ...\n")
+    code = (
+        "import pathlib, sys; from qrole.user_code import load_file; "
+        "print(load_file(pathlib.Path(sys.argv[1])).Layer.__module__)"
+    )
+    names = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "mine.py")],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(names) == 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 
 from qrole.errors import CheckpointError, MissingExtraError, OutputExistsError, UsageError
 from qrole.reporting.view import View, build_view
 
-__all__ = ["check_free", "render_page", "write_page", "write_report"]
+__all__ = ["check_free", "check_libraries", "render_page", "write_page", "write_report"]
 
 
 def write_report(sources: Sequence[Path], output: Path, *, force: bool = False) -> View:
@@ -30,6 +31,7 @@ def write_report(sources: Sequence[Path], output: Path, *, force: bool = False) 
         MissingExtraError: Jinja2 or Plotly is not installed.
     """
     check_free(output, force)
+    check_libraries()
     view = build_view([(str(path), _read(path)) for path in sources])
     write_page(view, output)
     return view
@@ -41,6 +43,13 @@ def check_free(output: Path, force: bool) -> None:
         raise OutputExistsError(
             f"{output} exists", expected="a new file", hint="name another one, or pass --force"
         )
+
+
+def check_libraries() -> None:
+    """Raises MissingExtraError where Jinja2 or Plotly is not installed; imports neither."""
+    for package in ("jinja2", "plotly"):
+        if find_spec(package) is None:
+            raise MissingExtraError(package, "report", "the HTML report")
 
 
 def write_page(view: View, output: Path) -> None:
@@ -67,11 +76,10 @@ def render_page(view: View) -> str:
     Raises:
         MissingExtraError: Jinja2 or Plotly is not installed.
     """
-    try:
-        from jinja2 import Environment
-        from plotly.offline import get_plotlyjs
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(str(error.name), "report", "the HTML report") from error
+    check_libraries()
+    from jinja2 import Environment
+    from plotly.offline import get_plotlyjs
+
     room = files("qrole.reporting")
     template = Environment(autoescape=True).from_string((room / "page.html.j2").read_text("utf-8"))
     return template.render(

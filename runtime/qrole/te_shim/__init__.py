@@ -15,7 +15,15 @@ from collections.abc import Iterator
 
 from qrole.te_shim.finder import OlderNameWarning, ShimFinder, ShimModule
 
-__all__ = ["OlderNameWarning", "activate", "install", "is_installed", "te_shim", "uninstall"]
+__all__ = [
+    "OlderNameWarning",
+    "ShimFinder",
+    "activate",
+    "install",
+    "is_installed",
+    "te_shim",
+    "uninstall",
+]
 
 OFF = "QROLE_NO_TE_SHIM"
 

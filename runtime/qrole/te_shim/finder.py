@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import ClassVar
 
 from qrole.te_shim.surface import RENAMED, REST, SURFACE
 
@@ -47,7 +48,12 @@ class ShimFinder(MetaPathFinder, Loader):
     """Serves the modules of the surface.
 
     It stands last on `sys.meta_path`, so that whatever is really installed is found before.
+
+    Attributes:
+        on_use: Called when user code imports the first module; None calls nobody.
     """
+
+    on_use: ClassVar[Callable[[], None] | None] = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -68,6 +74,8 @@ class ShimFinder(MetaPathFinder, Loader):
         module.__dict__["__all__"] = sorted(SURFACE[name])
         if name == "transformer_engine":
             module.__dict__["__version__"] = "2.20.0+qrole"
+            if ShimFinder.on_use is not None:
+                ShimFinder.on_use()
         if name in RENAMED:
             warnings.warn(
                 f"{name} is a module of older TransformerEngine releases; "
