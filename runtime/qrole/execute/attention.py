@@ -38,6 +38,7 @@ class AttentionRun:
     def __init__(self, run: Execution) -> None:
         self._run = run
         self._steps = Steps()
+        self._forward = 0
         self._repeats: StorageNotes[Repeat] = StorageNotes()
 
     def end(self) -> None:
@@ -65,9 +66,8 @@ class AttentionRun:
             self._run.saw_attention(layer, plain)
             return plain
         q, k, v = self._inputs(query, key, value)
-        reason = f"dropout of {dropout_p:g}" if dropout_p else _unsuited(q, k, v)
-        if reason:
-            return self._decline(layer, reason, NotImplemented)
+        if _unsuited(q, k, v):
+            return self._decline(layer, _unsuited(q, k, v), NotImplemented)
         mask, bias = _mask_and_bias(attn_mask)
         if is_causal:
             shape = (q.shape[-2], k.shape[-2])
@@ -76,12 +76,14 @@ class AttentionRun:
         scale = q.shape[-1] ** -0.5 if scale is None else scale
         quantizers = self._run.attention_quantizers(layer)
         with torch.autocast(q.device.type, enabled=False):
-            out = attend_quantized(q, k, v, quantizers, scale=scale, mask=mask, bias=bias)
+            out = attend_quantized(
+                q, k, v, quantizers, scale=scale, mask=mask, bias=bias, dropout=dropout_p
+            )
             return self._finished(layer, quantizers, out)
 
     def saw(self, function: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """Follows one function of the model; gives its result, or the quantized one instead."""
-        layer = self._run.table.running_attention()
+        layer = self._followed()
         if layer is None:
             return result
         repeat = repeated_by(function, args, kwargs, result)
@@ -101,6 +103,18 @@ class AttentionRun:
             if reason:
                 return self._decline(layer, reason, result)
         return result
+
+    def lose(self, args: Any, kwargs: Any, result: Any) -> None:
+        """A product by the weight of a layer, whose result cannot be made again."""
+        if self._followed() is not None:
+            self._steps.lose(args, kwargs, result)
+
+    def _followed(self) -> Layer | None:
+        """The attention that is running; what earlier ones computed is no longer followed."""
+        table = self._run.table
+        if table.attention_forwards != self._forward:
+            self._steps, self._forward = Steps(), table.attention_forwards
+        return table.running_attention()
 
     def _written_out(self, layer: Layer, product: Product, last: Any, plain: torch.Tensor) -> Any:
         """The second product of an attention, computed from the first one on if it is quantized."""

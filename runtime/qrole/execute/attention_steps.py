@@ -69,56 +69,84 @@ class _Step:
     version: int
 
 
+class _Lost:
+    """Stands for a tensor that came from a product by a way that cannot be taken again."""
+
+
+_LOST = _Lost()
+
+
 class Steps:
-    """What became of the products of activations in a module that computes attention."""
+    """What became of the products of activations in one forward of a module with attention.
+
+    A tensor that came from one is a step, or it is lost; all others are the same in any case.
+    """
 
     def __init__(self) -> None:
         self._made: Any = WeakTensorKeyDictionary()
 
     def begin(self, product: Product, result: torch.Tensor) -> None:
-        """A product of two activations, unless one of them came from another product."""
+        """A product of two activations, neither of which came from another one."""
         operands = (product.left, product.right)
-        if min(x.dim() for x in operands) >= 3 and not any(map(self._step, operands)):
+        if any(self._find(x) for x in operands):
+            self._made[result] = _LOST
+        elif min(x.dim() for x in operands) >= 3:
             found = frozenset({product})
             self._made[result] = _Step(product, (), {}, None, found, 0, _version(result))
 
+    def lose(self, args: Any, kwargs: Any, result: Any) -> None:
+        """A function that is computed otherwise, by the weight of a layer."""
+        if any(self._find(x) for x in tree_leaves((args, kwargs))):
+            self._lost(result, "")
+
     def weights(self, tensor: torch.Tensor) -> Weights | str | None:
         """Whether a tensor is attention weights; why it cannot be made again if it is not."""
-        step = self._step(tensor)
-        if step is None or not step.softmaxes:
+        step = self._find(tensor)
+        if not isinstance(step, _Step) or not step.softmaxes:
             return None
         if len(step.products) > 1 or step.softmaxes > 1:
             return "attention weights made of several products"
         return Weights(*step.products)
 
     def take(self, function: Any, args: Any, kwargs: Any, result: Any) -> str:
-        """Any other function; gives the reason if the way ends here."""
+        """Any other function; gives the reason if the way ends here for one that is known."""
         leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         written = args[0] if args and (result is None or result is args[0]) else None
-        steps = [s for s in (self._step(x, written=x is written) for x in leaves) if s is not None]
-        if not steps:
+        found = [self._find(x, written=x is written) for x in leaves]
+        if not any(found):
             return ""
-        name = getattr(function, "__name__", "")
+        made = args[0] if result is None else result
+        if _LOST in found or _hides_gradients(leaves):
+            return self._lost(made, "")
+        steps = [step for step in found if isinstance(step, _Step)]
         softmaxes = max(step.softmaxes for step in steps)
+        name = getattr(function, "__name__", "")
         if "dropout" in name and not _idle(args, kwargs):
-            return "dropout"
+            if name != "dropout" or written is not None:
+                return self._lost(made, name)
+            function, args, kwargs = torch.mul, (args[0], _kept(args, kwargs, result)), {}
         if name == "einsum":
-            return "einsum of the attention weights" if softmaxes else ""
+            return self._lost(made, "einsum of the attention weights" if softmaxes else "")
         if name == "softmax" and not _over_keys(args, kwargs):
-            return "a softmax over another dimension than the last"
-        if "out" in kwargs or (result is None and name != "__setitem__"):
-            return ""
-        if written is not None and self._step(written, written=True) is None:
-            return ""  # Taken again, it would write to the model's own tensor.
-        inner, named = tree_map(lambda x: self._step(x, written=x is written) or x, (args, kwargs))
+            return self._lost(made, "a softmax over another dimension than the last")
+        # Taken again, a write to a tensor that no step made would be one to the model's own.
+        foreign = written is not None and self._find(written, written=True) is None
+        if foreign or "out" in kwargs or (result is None and name != "__setitem__"):
+            return self._lost(made, "")
+        inner, named = tree_map(lambda x: self._find(x, written=x is written) or x, (args, kwargs))
         products = frozenset[Product]().union(*(step.products for step in steps))
         step = _Step(function, inner, named, None, products, softmaxes + (name == "softmax"), 0)
-        made = args[0] if result is None else result
         parts = enumerate(made) if isinstance(made, (tuple, list)) else [(None, made)]
         for part, tensor in parts:
             if isinstance(tensor, torch.Tensor):
                 self._made[tensor] = replace(step, part=part, version=_version(tensor))
         return ""
+
+    def _lost(self, made: Any, reason: str) -> str:
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self._made[tensor] = _LOST
+        return reason
 
     def again(
         self,
@@ -154,17 +182,18 @@ class Steps:
         made: torch.Tensor = made_by(self._made[tensor])
         return made
 
-    def _step(self, x: Any, *, written: bool = False) -> _Step | None:
-        """The step that made a tensor, unless the tensor was written to since.
+    def _find(self, x: Any, *, written: bool = False) -> _Step | _Lost | None:
+        """The step that made a tensor; None where it came from no product.
 
         Args:
             x: Maybe a tensor.
             written: The function at hand may have written to it, once.
         """
-        step: _Step | None = self._made.get(x) if isinstance(x, torch.Tensor) else None
-        if step is None:
-            return None
-        return step if 0 <= _version(x) - step.version <= written else None
+        step = self._made.get(x) if isinstance(x, torch.Tensor) else None
+        if isinstance(step, _Step) and not 0 <= _version(x) - step.version <= written:
+            return _LOST  # Something has written to it since, through a view.
+        found: _Step | _Lost | None = step
+        return found
 
 
 def operands_of(function: Any, args: Any, kwargs: Any) -> Product | None:
@@ -189,6 +218,18 @@ def _idle(args: Any, kwargs: Any) -> bool:
     """Whether a dropout drops nothing."""
     p, train = [*args[1:3], kwargs.get("p"), kwargs.get("train")][:2]
     return not p or not train
+
+
+def _kept(args: Any, kwargs: Any, dropped: torch.Tensor) -> torch.Tensor:
+    """What a dropout multiplied by, so that the same elements are dropped when it is repeated."""
+    x: torch.Tensor = args[0]
+    p: float = args[1] if len(args) > 1 else kwargs["p"]
+    return ((dropped != 0) | (x == 0)).to(x.dtype) / (1 - p)
+
+
+def _hides_gradients(tensors: list[torch.Tensor]) -> bool:
+    """Whether gradients will not flow as the functions say: inside another autograd function."""
+    return not torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def _over_keys(args: Any, kwargs: Any) -> bool:

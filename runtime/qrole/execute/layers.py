@@ -102,6 +102,9 @@ class WeightTable:
     of packed projections. A storage that serves several layers (tied weights) belongs to the one
     whose module is running. Parameters are looked up again before each forward of their module:
     sharded models swap them.
+
+    Attributes:
+        attention_forwards: How many forward passes of modules with attention have begun.
     """
 
     def __init__(self, model: nn.Module, layers: tuple[Layer, ...]) -> None:
@@ -111,7 +114,8 @@ class WeightTable:
         self._running: list[str] = []
         self._sharded: set[Layer] = set()
         self._gathers: StorageNotes[Gather] = StorageNotes()
-        self._has_attention = any(layer.is_attention for layer in layers)
+        self._attention = {layer.module: layer for layer in layers if layer.is_attention}
+        self.attention_forwards = 0
         for layer in layers:
             self._by_module[layer.module].append(layer)
             self._note(layer)
@@ -174,13 +178,11 @@ class WeightTable:
 
     def running_attention(self) -> Layer | None:
         """The attention whose module is running, the innermost one."""
-        if not self._has_attention:
+        if not self._attention:
             return None
-        for path in reversed(self._running):
-            for layer in self._by_module[path]:
-                if layer.is_attention:
-                    return layer
-        return None
+        return next(
+            (self._attention[p] for p in reversed(self._running) if p in self._attention), None
+        )
 
     @contextmanager
     def following(self) -> Iterator[None]:
@@ -189,6 +191,7 @@ class WeightTable:
         def enter(path: str) -> Any:
             def hook(module: nn.Module, args: Any) -> None:
                 self._running.append(path)
+                self.attention_forwards += path in self._attention
                 if self._sharded:
                     for layer in self._by_module[path]:
                         self._note(layer)

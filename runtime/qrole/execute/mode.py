@@ -59,6 +59,7 @@ class PlanMode(TorchFunctionMode):
             operands, options = by_position(args, kwargs)
             result = lowering(self._run, *operands, **options)
             if result is not NotImplemented:
+                self._run.attention.lose(args, kwargs, result)
                 return result
         elif function not in _CASTS and _guarded(function) and function not in self._entered:
             return self._enter(function, args, kwargs)

@@ -207,10 +207,10 @@ class Execution:
         seen, other = self._recalled(left), self._recalled(right)
         by = next((s for s in (seen, other) if s and s.slot.operand in _OF_PRODUCTS), None)
         layer = self._layer_of.get(by.slot.id) if by is not None else None
-        if by is None or layer is None:
+        if by is None or layer is None or (gemm is Gemm.FPROP and _in_backward()):
             return
         copy = by.copy
-        if gemm is Gemm.FPROP and not _in_backward():
+        if gemm is Gemm.FPROP:
             self._saw_result(layer, copy, result.detach().reshape(-1, result.shape[-1]))
         if seen is None or other is None or seen.tensor is None or other.tensor is None:
             return
