@@ -53,10 +53,11 @@ def register(app: typer.Typer) -> None:
         """
         from qrole.api import as_factory
         from qrole.api import inspect as find_slots
-        from qrole.plans import build_plan
+        from qrole.api import plan as resolve
 
+        answering = as_factory(factory) if factory else None
         inventory = find_slots(model, attention=attention, trust_remote_code=trust_remote_code)
-        plan = build_plan(inventory, as_factory(factory)) if factory else None
+        plan = resolve(inventory, answering) if answering else None
         slots = _selected(inventory, module)
         chosen = chosen_format(output, as_json)
         entries = [(slot, plan.decision(slot.id) if plan else None) for slot in slots]

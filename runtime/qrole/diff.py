@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qrole.api import as_factory
 from qrole.auditing.declaration import read_declaration
 from qrole.errors import CheckpointError, UsageError
+from qrole.given import as_factory
 from qrole.lock import lock_entries, natural_key, read_lock
 from qrole.places import summarize_places
 from qrole.plans import Decision, Inventory, Plan, build_plan

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from qrole.api import as_factory, inspect
+from qrole.api import inspect
 from qrole.errors import UnknownNameError
 from qrole.factories.rules import Facts, Rule, RulesFactory
+from qrole.given import as_factory
 from qrole.plans import Decision, Plan, build_plan
 from qrole.plugins import Factory
 from qrole.trace import Tracer

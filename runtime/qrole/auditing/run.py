@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qrole.api import as_factory
 from qrole.auditing.declaration import read_declaration
 from qrole.auditing.findings import AuditReport, Finding, worst_first
 from qrole.auditing.options import AuditOptions
@@ -16,6 +15,7 @@ from qrole.auditing.settings_use import SettingsSubject, ignored
 from qrole.auditing.subject import PlanSubject
 from qrole.auditing.weights import WeightFacts, WeightsSubject
 from qrole.emitters import EmitOptions, walk
+from qrole.given import as_factory
 from qrole.loading import LoadedModel, load_model
 from qrole.plans import Plan, build_plan
 from qrole.plugins import Factory

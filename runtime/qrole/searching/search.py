@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from qrole.api import as_factory
 from qrole.errors import UsageError
+from qrole.given import as_factory
 from qrole.loading import LoadedModel, load_model
 from qrole.plugins import Factory
 from qrole.searching.choose import Chooser
