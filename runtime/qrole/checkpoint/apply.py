@@ -7,9 +7,10 @@ workers write the units, checks what was written and gives it its name.
 from __future__ import annotations
 
 import json
+import platform
 import threading
-from collections.abc import Callable, Container
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from qrole.checkpoint.engines import Verdict
 from qrole.checkpoint.headers import read_headers
 from qrole.checkpoint.inputs import CalibrationOptions, InputRanges, input_ranges
 from qrole.checkpoint.job import ApplyOptions, Job, prepare
+from qrole.checkpoint.journal import Record, this_machine
 from qrole.checkpoint.manifest import MANIFEST, manifest
 from qrole.checkpoint.other_files import copy_other_files
 from qrole.checkpoint.ranks import Ranks, ranks_of_environment
@@ -24,7 +26,7 @@ from qrole.checkpoint.shards import index_text
 from qrole.checkpoint.staging import Staging, check_output
 from qrole.checkpoint.stream import Writer, run_units
 from qrole.checkpoint.units import Unit
-from qrole.errors import CheckpointError, InterruptedRunError
+from qrole.errors import CheckpointError, ConfigError, InterruptedRunError
 from qrole.loading import LoadedModel
 from qrole.plugins import Factory
 from qrole_kernels.cpu.threads import default_threads
@@ -144,29 +146,36 @@ class _Run:
         try:
             if self.ranks.leads:
                 self.staging.lock()
-                inputs = input_ranges(self.job, calibration, self.staging.work, on_calibration)
-            self.ranks.wait_for_all()
-            if not self.ranks.leads:  # reads what the first process has found
-                inputs = input_ranges(self.job, calibration, self.staging.work, None)
-            return self._write(inputs, on_progress)
+            return self._write(self._inputs(calibration, on_calibration), on_progress)
         finally:
             self.staging.release()
             self.job.source.close()
 
+    def _inputs(
+        self, calibration: CalibrationOptions, on_calibration: OnProgress | None
+    ) -> InputRanges:
+        """What the first process finds by calibration, or has found in a run before."""
+        found = InputRanges()
+        if self.ranks.leads:
+            found = input_ranges(self.job, calibration, self.staging.work, on_calibration)
+        amaxes = self.ranks.share("amaxes of inputs", found.amaxes)
+        return replace(found, amaxes=amaxes)
+
     def _write(self, inputs: InputRanges, on_progress: OnProgress | None) -> ApplyReport:
-        job, staging = self.job, self.staging
-        identity = job.identity(inputs.amaxes)
-        dropped = self.ranks.leads and staging.prepare(identity, job.shards)
-        self.ranks.wait_for_all()
-        done = staging.done(identity)
+        job, staging, ranks = self.job, self.staging, self.ranks
+        machines = self._machines()
+        identity = ranks.share("job", job.identity(inputs.amaxes) if ranks.leads else "")
+        dropped = ranks.leads and staging.prepare(identity, job.shards, machines)
+        found = staging.record(identity, machines) if ranks.leads else Record()
+        done = ranks.share("done", found.done)
         total = sum(unit.nbytes for unit in job.units)
         reused = sum(unit.nbytes for unit in job.units if unit.key in done)
-        self.ranks.wait_for_all()  # everyone has read the journals before anyone writes one
-        self._units(identity, inputs, set(done), _Counter(reused, total, on_progress))
-        self.ranks.wait_for_all()
-        if self.ranks.leads:
-            self._publish(identity, inputs)
-        self.ranks.wait_for_all()
+        own = self._units(identity, inputs, done, _Counter(reused, total, on_progress))
+        for others in ranks.gather("amaxes", own):
+            done |= others
+        if ranks.leads:
+            self._publish(done, inputs)
+        ranks.share("published", True)
         return ApplyReport(
             output=staging.final,
             schemes={name: len(layers) for name, layers in job.selection.schemes().items()},
@@ -175,18 +184,35 @@ class _Run:
             reused_bytes=reused,
             dropped_remains=dropped,
             verdicts=job.verdicts,
-            notes=(*job.selection.notes, *inputs.notes),
+            notes=(*job.selection.notes, *inputs.notes, *_doubts(found, job)),
         )
+
+    def _machines(self) -> set[str]:
+        """The machines that take part, all of which must be about to write the same."""
+        own = {"machine": this_machine(), "plan": self.job.plan_identity, "host": platform.node()}
+        heads = self.ranks.gather("heads", own)
+        other = next((i for i, head in enumerate(heads) if head["plan"] != heads[0]["plan"]), None)
+        if other is not None:
+            raise ConfigError(
+                f"process {other} on {heads[other]['host']} would write something else than "
+                f"process 0 on {heads[0]['host']}",
+                expected="the same source, factory and version of qrole on every host, and a "
+                "factory that answers alike in every process",
+                hint="compare `qrole --version`, the factory's file and the source's headers",
+            )
+        return {head["machine"] for head in heads}
 
     def _units(
         self, identity: str, inputs: InputRanges, done: Container[str], counter: _Counter
-    ) -> None:
+    ) -> dict[str, dict[str, float]]:
+        """Does this process's share; returns the amaxes of its layers by unit."""
         job, out = self.job, self.staging.out
         journal = self.staging.journal(identity, self.ranks.rank)
         writer = Writer(job.source, job.shards, job.layout, out, inputs.amaxes, journal)
+        amaxes: dict[str, dict[str, float]] = {}
 
         def do(unit: Unit) -> None:
-            writer.do(unit)
+            amaxes[unit.key] = writer.do(unit)
             counter.add(unit.nbytes)
 
         try:
@@ -195,11 +221,11 @@ class _Run:
         finally:
             writer.close()
             journal.close()
+        return amaxes
 
-    def _publish(self, identity: str, inputs: InputRanges) -> None:
+    def _publish(self, done: Mapping[str, Mapping[str, float]], inputs: InputRanges) -> None:
         """What stands beside the weights, the check of what is there, the index, and the name."""
         job, staging = self.job, self.staging
-        done = staging.done(identity)
         lost = [unit.key for unit in job.units if unit.key not in done]
         assert not lost, f"units that nobody did: {lost[:3]}"
         job.source.check_unchanged()
@@ -215,6 +241,15 @@ class _Run:
         if index is not None:
             staging.write_text("model.safetensors.index.json", index)
         staging.publish(force=self.force, fsync=self.fsync)
+
+
+def _doubts(found: Record, job: Job) -> Iterator[str]:
+    if found.doubted:
+        yield (
+            f"{len(found.doubted)} of {len(job.units)} pieces of work were done again: the machine "
+            "that had done them takes no part in this run, or was restarted, so that what it "
+            "wrote may never have come to the disk"
+        )
 
 
 def _digests(job: Job, directory: Path) -> dict[str, str]:

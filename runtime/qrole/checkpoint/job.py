@@ -128,14 +128,21 @@ class Job:
             if layer.scheme.activations is Activations.STATIC
         )
 
-    def identity(self, input_amax: Mapping[str, float]) -> str:
-        """Hash of everything that the output's bytes depend on."""
+    @functools.cached_property
+    def plan_identity(self) -> str:
+        """Hash of what is to be written where, which every process of a job agrees on."""
         layers = {m: [repr(la)] for m, la in self.selection.layers.items()}
         headers = [hashlib.sha256(shard.header).hexdigest() for shard in self.shards]
-        source = self.source.identity
-        content = [__version__, self.layout.name, layers, source, headers, dict(input_amax)]
-        content += [self.options.for_bytes(), self.plan.factory.sha256]
-        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        content = [__version__, self.layout.name, layers, headers, self.options.for_bytes()]
+        return _hash([*content, self.plan.factory.sha256])
+
+    def identity(self, input_amax: Mapping[str, float]) -> str:
+        """Hash of everything that the output's bytes depend on."""
+        return _hash([self.plan_identity, self.source.identity, dict(input_amax)])
+
+
+def _hash(content: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def prepare(

@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["Journal", "read_journals"]
+__all__ = ["Journal", "Record", "read_journals", "this_machine"]
 
 
 class Journal:
     """One process's record of finished units, opened for appending.
 
     Args:
-        path: The file; begun with the job's identity when it is new.
+        path: The file; lines of an earlier run stay.
         identity: Hash of everything that the bytes depend on.
     """
 
@@ -28,8 +29,7 @@ class Journal:
         new = os.fstat(self._fd).st_size == 0
         # A torn last line of a killed process must not swallow the next one.
         os.write(self._fd, b"" if new else b"\n")
-        if new:
-            self._append({"job": identity, **_machine()})
+        self._append({"job": identity, "machine": this_machine()})
 
     def done(self, unit: str, amaxes: Mapping[str, float]) -> None:
         """Records a finished unit with the amax of each of its layers."""
@@ -43,40 +43,55 @@ class Journal:
         os.write(self._fd, json.dumps(record).encode() + b"\n")
 
 
-def read_journals(directory: Path, identity: str) -> dict[str, dict[str, float]] | None:
-    """The amaxes of all finished units, by unit.
+@dataclass(frozen=True)
+class Record:
+    """What the journals of a job say.
+
+    Attributes:
+        done: The amaxes of the layers of every finished unit, by unit.
+        doubted: Units that were finished on a machine that is not there to answer for them.
+    """
+
+    done: dict[str, dict[str, float]] = field(default_factory=dict)
+    doubted: frozenset[str] = frozenset()
+
+
+def read_journals(directory: Path, identity: str, machines: Collection[str]) -> Record | None:
+    """What an earlier run of the same job has done.
+
+    A machine's lines count while it has been up ever since: what was in the memory of one that
+    went down may not have come to the disk, although the line did.
 
     Args:
         directory: Holds `journal-*.jsonl`.
         identity: The job that is about to run.
+        machines: `this_machine()` of every process that takes part.
 
     Returns:
-        None where a journal belongs to another job, or to this machine before it was restarted:
-        what was in its memory may not have come to the disk.
+        None where a journal belongs to another job.
     """
     done: dict[str, dict[str, float]] = {}
+    doubted: set[str] = set()
     for path in sorted(directory.glob("journal-*.jsonl")):
-        records = [record for line in path.read_bytes().split(b"\n") if (record := _parse(line))]
-        if not path.stat().st_size:
-            continue
-        if not records or records[0].get("job") != identity or _restarted(records[0]):
-            return None
-        for record in records[1:]:
+        machine = None
+        for record in map(_parse, path.read_bytes().split(b"\n")):
+            if record.get("job", identity) != identity:
+                return None
+            machine = record.get("machine", machine)
             unit, amaxes = record.get("unit"), record.get("amax")
-            if isinstance(unit, str) and isinstance(amaxes, dict):
+            if not isinstance(unit, str) or not isinstance(amaxes, dict):
+                continue
+            if machine in machines:
                 done[unit] = amaxes
-    return done
+            else:
+                doubted.add(unit)
+    return Record(done, frozenset(doubted - done.keys()))
 
 
-def _machine() -> dict[str, str]:
-    """This host, and its current uptime's id where the system has one."""
+def this_machine() -> str:
+    """This machine since it was started; its name where the system does not tell starts apart."""
     boot = Path("/proc/sys/kernel/random/boot_id")
-    return {"host": platform.node(), "boot": boot.read_text().strip() if boot.is_file() else ""}
-
-
-def _restarted(head: Mapping[str, object]) -> bool:
-    now = _machine()
-    return head.get("host") == now["host"] and head.get("boot") != now["boot"]
+    return boot.read_text().strip() if boot.is_file() else platform.node()
 
 
 def _parse(line: bytes) -> dict[str, object]:

@@ -11,10 +11,10 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from qrole.checkpoint.journal import Journal, read_journals
+from qrole.checkpoint.journal import Journal, Record, read_journals
 from qrole.checkpoint.shards import Shard
 from qrole.errors import CheckpointError, OutputExistsError
 
@@ -92,28 +92,51 @@ class Staging:
             self.out.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.work / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A run that has just published removes the folder and this file with it.
-            held = os.path.samestat(os.fstat(self._lock), (self.work / "lock").stat())
-        except OSError:
-            held = False
+            held = self._take(self._lock)
+        except BaseException:
+            self._drop()
+            raise
         if not held:
-            os.close(self._lock)
-            self._lock = None
+            self._drop()
             raise OutputExistsError(
                 f"another run is writing {self.final}",
                 expected="one run per output",
                 hint="wait for it, or choose another output",
             )
 
-    def prepare(self, identity: str, shards: tuple[Shard, ...]) -> bool:
+    def _take(self, lock: int) -> bool:
+        """Whether the lock is ours now; on a shared file system no other host has it either."""
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A run that has just published removes the folder and this file with it.
+            return os.path.samestat(os.fstat(lock), (self.work / "lock").stat())
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES, errno.ENOENT):
+                return False
+            raise CheckpointError(
+                f"{self.work} cannot be locked: {error.strerror}",
+                expected="a file system with locks, so that two runs do not write one output",
+                hint="choose an output on another file system",
+            ) from error
+
+    def _drop(self) -> None:
+        assert self._lock is not None, "locked"
+        os.close(self._lock)
+        self._lock = None
+
+    def prepare(self, identity: str, shards: tuple[Shard, ...], machines: Collection[str]) -> bool:
         """Makes the output's files; clears first what another job left, or what was tampered with.
+
+        Args:
+            identity: The job.
+            shards: The files.
+            machines: `this_machine()` of every process that takes part.
 
         Returns:
             Whether anything was cleared.
         """
-        other = read_journals(self.work, identity) is None
-        if other or (self.done(identity) and not all(map(self._whole, shards))):
+        found = read_journals(self.work, identity, machines)
+        if found is None or (found.done and not all(map(self._whole, shards))):
             with writing(self.work):
                 for journal in self.work.glob("journal-*.jsonl"):
                     journal.unlink()
@@ -124,9 +147,9 @@ class Staging:
         self._create(shards)
         return False
 
-    def done(self, identity: str) -> dict[str, dict[str, float]]:
-        """Amaxes of the layers of every finished unit, by unit."""
-        return read_journals(self.work, identity) or {}
+    def record(self, identity: str, machines: Collection[str]) -> Record:
+        """What is done of a prepared output."""
+        return read_journals(self.work, identity, machines) or Record()
 
     def _whole(self, shard: Shard) -> bool:
         path = self.out / shard.name
@@ -188,8 +211,7 @@ class Staging:
         begun = any(self.work.glob("journal-*.jsonl")) or any(self.work.glob("*.json"))
         if self.work.is_dir() and not begun and not (self.work / "replaced").exists():
             shutil.rmtree(self.work, ignore_errors=True)
-        os.close(self._lock)
-        self._lock = None
+        self._drop()
 
 
 def _sync(directory: Path) -> None:
