@@ -138,8 +138,8 @@ def _obey(*, quiet: bool, verbose: bool, threads: int | None, te_shim: bool) -> 
 
 def _say_shim() -> None:
     console.note(
-        "transformer_engine is not installed: qrole's own classes stand in for it "
-        "(--no-te-shim: they do not)"
+        "transformer_engine is not installed; qrole's classes stand in for it "
+        "(--no-te-shim turns that off)"
     )
 
 
