@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 
-__all__ = ["Gather", "Picked", "gathered_rows"]
+__all__ = ["INDEXINGS", "Gather", "Picked", "gathered_rows"]
 
-_INDEXINGS = frozenset({torch.Tensor.__getitem__, torch.index_select, torch.Tensor.index_select})
+INDEXINGS = frozenset({torch.Tensor.__getitem__, torch.index_select, torch.Tensor.index_select})
+"""Functions that may copy some matrices of a tensor."""
+
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ def _position(offset: int, row_stride: int, column_stride: int) -> tuple[int, in
 def gathered_rows(
     function: Any, args: Any, kwargs: Any
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Source and indices of a call that copies some of a tensor's matrices; None for any other."""
-    if function not in _INDEXINGS or kwargs or args[0].dim() != 3:
+    """Source and indices of such a call, where it copies matrices by their indices; or None."""
+    if kwargs or args[0].dim() != 3:
         return None
     source, *index = args
     if function is not torch.Tensor.__getitem__:
@@ -98,6 +101,3 @@ def gathered_rows(
             return None
     known = isinstance(ids, torch.Tensor) and ids.dim() == 1 and ids.dtype in _INTEGERS
     return (source, ids) if known else None
-
-
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8)

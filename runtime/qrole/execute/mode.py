@@ -10,7 +10,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from qrole.execute.arguments import by_position
-from qrole.execute.gathers import gathered_rows
+from qrole.execute.gathers import INDEXINGS, gathered_rows
 from qrole.execute.lowering import lowering_of
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class PlanMode(TorchFunctionMode):
     def __init__(self, run: Execution) -> None:
         super().__init__()
         self._run = run
+        self._follow = any(layer.is_attention for layer in run.layers)
         self._entered: list[FunctionType] = []
 
     def __torch_function__(
@@ -59,12 +60,15 @@ class PlanMode(TorchFunctionMode):
             operands, options = by_position(args, kwargs)
             result = lowering(self._run, *operands, **options)
             if result is not NotImplemented:
-                self._run.attention.lose(args, kwargs, result)
+                if self._follow:
+                    self._run.attention.lose(args, kwargs, result)
                 return result
         elif function not in _CASTS and _guarded(function) and function not in self._entered:
             return self._enter(function, args, kwargs)
         result = function(*args, **kwargs)
         self._note(function, args, kwargs, result)
+        if not self._follow:
+            return result
         return self._run.attention.saw(function, args, kwargs, result)
 
     def _note(self, function: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -72,9 +76,10 @@ class PlanMode(TorchFunctionMode):
         if function in _CASTS:
             self._run.table.mark_cast(result, args[0])
             return
-        gathered = gathered_rows(function, args, kwargs)
-        if gathered is not None:
-            self._run.table.mark_gathered(*gathered, result)
+        if function in INDEXINGS:
+            gathered = gathered_rows(function, args, kwargs)
+            if gathered is not None:
+                self._run.table.mark_gathered(*gathered, result)
         self._note_reader(function, args, result)
 
     def _enter(self, function: FunctionType, args: Any, kwargs: Any) -> Any:

@@ -54,3 +54,11 @@ def test_outputs_are_those_before_the_write(
         expected = products(factory, x_MK, w, torch.zeros(16, 32)).y
     torch.testing.assert_close(kept.outputs[0], expected, rtol=0, atol=1e-5)
     assert not torch.equal(y.detach().reshape(-1, 32), kept.outputs[0])
+
+
+def test_in_inference_mode() -> None:
+    module, x, kept = _Writes("function"), randn(16, 64, seed=1), _Kept()
+    with torch.inference_mode(), executing(module, plan_of(module, "mxfp8"), observer=kept):
+        y = module(x)
+        assert bool((kept.outputs[0] < 0).any())
+        assert torch.equal(y, kept.outputs[0].relu())
