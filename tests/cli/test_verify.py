@@ -53,6 +53,35 @@ def test_a_directory_that_is_not_quantized(cli: Cli, minilm: Path) -> None:
     assert "declares no quantized layer" in result.err
 
 
+@pytest.mark.parametrize(
+    ("made", "says"),
+    [
+        ("none", "does not exist"),
+        ("empty", "holds no .safetensors file"),
+        ("file", "is no directory"),
+    ],
+)
+def test_what_is_no_checkpoint(cli: Cli, tmp_path: Path, made: str, says: str) -> None:
+    place = tmp_path / "place"
+    if made == "empty":
+        place.mkdir()
+    elif made == "file":
+        place.write_text("")
+    result = cli("verify", place)
+    assert result.code == 4
+    assert f"{place} {says}" in result.err
+    assert "expected: a directory that `qrole apply` has written" in result.err
+    assert "to do: check the path, or write one with `qrole apply" in result.err
+
+
+def test_an_unfinished_checkpoint(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / ".out.qrole").mkdir()
+    result = cli("verify", tmp_path / "out")
+    assert result.code == 4
+    assert f"{tmp_path / '.out.qrole'} holds an unfinished one" in result.err
+    assert "give the same `qrole apply` command again" in result.err
+
+
 def test_a_layer_without_any_error_is_json_too(cli, tmp_path):
     exact = (
         "import torch\nfrom torch import nn\ndef build():\n    m = nn.Linear(32, 32, bias=False)\n"

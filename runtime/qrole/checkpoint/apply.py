@@ -20,13 +20,14 @@ from qrole.checkpoint.inputs import CalibrationOptions, InputRanges, input_range
 from qrole.checkpoint.job import ApplyOptions, Job, prepare
 from qrole.checkpoint.journal import Record, this_machine
 from qrole.checkpoint.manifest import MANIFEST, manifest
+from qrole.checkpoint.memory import UnusableSourceError
 from qrole.checkpoint.other_files import copy_other_files
 from qrole.checkpoint.ranks import Ranks, ranks_of_environment
 from qrole.checkpoint.shards import index_text
 from qrole.checkpoint.staging import Staging, check_output
 from qrole.checkpoint.stream import Writer, run_units
 from qrole.checkpoint.units import Unit
-from qrole.errors import CheckpointError, ConfigError, InterruptedRunError
+from qrole.errors import CheckpointError, ConfigError, InterruptedRunError, QroleError
 from qrole.loading import LoadedModel
 from qrole.plugins import Factory
 from qrole_kernels.cpu.threads import default_threads
@@ -102,7 +103,8 @@ def apply(
     Raises:
         OutputExistsError: The output exists, or another run is writing it.
         UsageError, ConfigError: The plan cannot be stored as asked; nothing was written.
-        CheckpointError: The source is corrupt or has changed, or the output cannot be written.
+        CheckpointError: The source is corrupt or has changed, or the output cannot be written. What
+            the next run can go on with is kept beside the output, and the message says where.
         InterruptedRunError: Stopped by the user; the next run goes on.
     """
     final = Path(output)
@@ -117,10 +119,12 @@ def apply(
         run = _Run(job, Staging(final), ranks, threads, force, fsync)
         return run.do(calibration or CalibrationOptions(), on_progress, on_calibration)
     except KeyboardInterrupt as error:
+        work = Staging(final).work
+        kept = f"; what is done is kept in {work}" if work.is_dir() else ""
         raise InterruptedRunError(
             f"stopped before {final} was complete",
             expected="a run to its end",
-            hint="run the same command again: it goes on where it stopped",
+            hint=f"run the same command again: it goes on where it stopped{kept}",
         ) from error
     finally:
         ranks.close()
@@ -147,6 +151,10 @@ class _Run:
             if self.ranks.leads:
                 self.staging.lock()
             return self._write(self._inputs(calibration, on_calibration), on_progress)
+        except QroleError as error:
+            if self.staging.release(discard=isinstance(error, UnusableSourceError)):
+                error.hint += f"; what is done is kept in {self.staging.work}"
+            raise
         finally:
             self.staging.release()
             self.job.source.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 
-from qrole.errors import CheckpointError
+from qrole.checkpoint.memory import UnusableSourceError
 
 __all__ = ["copy_range"]
 
@@ -17,14 +17,14 @@ def copy_range(source: int, start: int, target: int, at: int, nbytes: int) -> No
     """Copies `nbytes` bytes from `start` in one open file to `at` in another.
 
     Raises:
-        CheckpointError: The source is shorter than that.
+        UnusableSourceError: The source is shorter than that.
         OSError: Reading or writing failed.
     """
     done = _in_kernel(source, start, target, at, nbytes)
     while done < nbytes:
         portion = os.pread(source, min(_PORTION, nbytes - done), start + done)
         if not portion:
-            raise CheckpointError(
+            raise UnusableSourceError(
                 f"a source file ends {nbytes - done} bytes early",
                 expected="a source that stays as it is until the run ends",
                 hint="let its writer finish, then run again; nothing was published",

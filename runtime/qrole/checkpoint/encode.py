@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from qrole.checkpoint.headers import DTYPE_BITS
 from qrole.checkpoint.layers import Layer
-from qrole.checkpoint.memory import Buffer
+from qrole.checkpoint.memory import Buffer, UnusableSourceError
 from qrole.checkpoint.scalars import fp8_scale
 from qrole.checkpoint.schemes import WeightFormat
 from qrole.checkpoint.source import Source, SourceTensor
-from qrole.errors import CheckpointError
 from qrole_kernels import cpu
 
 __all__ = ["Chunk", "Workspace", "decoded", "encode", "weight_amax"]
@@ -60,7 +59,7 @@ def weight_amax(source: Source, layer: Layer, work: Workspace) -> float:
     """The largest magnitude of a layer's weight.
 
     Raises:
-        CheckpointError: The weight is not finite.
+        UnusableSourceError: The weight is not finite.
     """
     amax = 0.0
     for first, count in _chunks(source, layer.tensor, layer.rows, layer.columns):
@@ -80,7 +79,7 @@ def encode(source: Source, layer: Layer, amax: float | None, work: Workspace) ->
         work: Buffers; a chunk is valid until the next one is asked for.
 
     Raises:
-        CheckpointError: The weight is not finite.
+        UnusableSourceError: The weight is not finite.
     """
     stored = layer.scheme.stored
     encoder = ENCODERS[layer.weight.encoding]
@@ -218,8 +217,8 @@ def _finite_amax(layer: Layer, x: Rows) -> float:
     return amax
 
 
-def _not_finite(layer: Layer, what: str) -> CheckpointError:
-    return CheckpointError(
+def _not_finite(layer: Layer, what: str) -> UnusableSourceError:
+    return UnusableSourceError(
         f"the weight {layer.tensor} holds {what}",
         expected="finite weights",
         hint="fetch the file again, or keep this layer in high precision",

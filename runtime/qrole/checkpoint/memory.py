@@ -12,7 +12,7 @@ from typing import Self
 
 from qrole.errors import CheckpointError
 
-__all__ = ["Buffer", "FileIdentity", "MappedFile"]
+__all__ = ["Buffer", "FileIdentity", "MappedFile", "UnusableSourceError"]
 
 #: Linux 5.14: read pages in and map them; fails with EFAULT where a mapped file has shrunk, where
 #: touching the page would kill the process.
@@ -35,6 +35,10 @@ class _PyBuffer(ctypes.Structure):
         ("suboffsets", ctypes.c_void_p),
         ("internal", ctypes.c_void_p),
     )
+
+
+class UnusableSourceError(CheckpointError):
+    """The source has to change before it can be quantized; what is done of it is of no use then."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,7 @@ class FileIdentity:
         return cls(path, stat.st_size, stat.st_mtime_ns, stat.st_ino)
 
     def check(self) -> None:
-        """Raises CheckpointError where the file is no longer the same."""
+        """Raises UnusableSourceError where the file is no longer the same."""
         try:
             now = FileIdentity.of(self.path)
         except OSError as error:
@@ -68,8 +72,8 @@ class FileIdentity:
         if now != self:
             raise self._changed("has changed while it was read")
 
-    def _changed(self, what: str) -> CheckpointError:
-        return CheckpointError(
+    def _changed(self, what: str) -> UnusableSourceError:
+        return UnusableSourceError(
             f"{self.path} {what}",
             expected="a source that stays as it is until the run ends",
             hint="let its writer finish, then run again; nothing was published",

@@ -28,8 +28,8 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         hints = {
-            errno.ENOSPC: "free some space and run again; what is done is kept",
-            errno.EDQUOT: "free some of your quota and run again; what is done is kept",
+            errno.ENOSPC: "free some space and run again",
+            errno.EDQUOT: "free some of your quota and run again",
             errno.EFBIG: "raise the limit on file sizes (ulimit -f) and run again",
             errno.EACCES: "choose another output, or change its permissions",
             errno.EPERM: "choose another output, or change its permissions",
@@ -204,14 +204,23 @@ class Staging:
                 _sync_one(self.final.parent)
             shutil.rmtree(self.work)
 
-    def release(self) -> None:
-        """Lets go of the lock; an unfinished output stays for the next run, an empty one goes."""
+    def release(self, *, discard: bool = False) -> bool:
+        """Lets go of the lock; an unfinished output stays for the next run, an empty one goes.
+
+        Args:
+            discard: No run can go on with what is there, so that it goes too.
+
+        Returns:
+            Whether something stays that the next run goes on with.
+        """
         if self._lock is None:
-            return
+            return False
         begun = any(self.work.glob("journal-*.jsonl")) or any(self.work.glob("*.json"))
-        if self.work.is_dir() and not begun and not (self.work / "replaced").exists():
+        kept = (self.work / "replaced").exists() or (begun and not discard)
+        if self.work.is_dir() and not kept:
             shutil.rmtree(self.work, ignore_errors=True)
         self._drop()
+        return kept
 
 
 def _sync(directory: Path) -> None:

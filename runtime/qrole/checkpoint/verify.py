@@ -19,6 +19,7 @@ from qrole.checkpoint.layouts import LAYOUTS
 from qrole.checkpoint.manifest import MANIFEST, read_manifest
 from qrole.checkpoint.native.detection import is_native
 from qrole.checkpoint.source import Source, open_source
+from qrole.checkpoint.staging import Staging
 from qrole.checkpoint.verification.against_source import check_files, check_values
 from qrole.checkpoint.verification.declared import Declared, weight_modules
 from qrole.checkpoint.verification.declared_ct import declared_ct
@@ -30,7 +31,7 @@ from qrole.checkpoint.verification.reading import Reader
 from qrole.checkpoint.verification.report import LayerError, Problem, VerifyReport
 from qrole.checkpoint.verification.scales import check_codes, check_fused, check_numbers
 from qrole.checkpoint.verification.structure import check_modules, layer_of, stored_layers
-from qrole.errors import NothingMatchedError, UsageError
+from qrole.errors import CheckpointError, NothingMatchedError, UsageError
 from qrole.loading import LoadedModel
 
 __all__ = ["read_declared", "verify"]
@@ -57,6 +58,7 @@ def verify(
         UsageError: The layout is not one that is known.
         NothingMatchedError: Nothing in it is quantized.
     """
+    _check_directory(Path(directory))
     if is_native(Path(directory)):
         from qrole.checkpoint.native.verify import verify_native
 
@@ -85,6 +87,23 @@ def verify(
         errors=tuple(errors),
         problems=tuple(run.problems),
         verdicts=run.verdicts(),
+    )
+
+
+def _check_directory(path: Path) -> None:
+    """Refuses what is no written checkpoint, before its files are looked at."""
+    if path.is_dir() and any(path.glob("*.safetensors")):
+        return
+    what = "does not exist"
+    if path.exists():
+        what = "holds no .safetensors file" if path.is_dir() else "is no directory"
+    unfinished = Staging(path).work
+    hint = "check the path, or write one with `qrole apply MODEL -f FACTORY -o DIR`"
+    if unfinished.is_dir():
+        what += f"; {unfinished} holds an unfinished one"
+        hint = "give the same `qrole apply` command again: it goes on where it stopped"
+    raise CheckpointError(
+        f"{path} {what}", expected="a directory that `qrole apply` has written", hint=hint
     )
 
 
@@ -186,8 +205,9 @@ def read_declared(
     if not declaration:
         raise NothingMatchedError(
             f"{path} declares no quantized layer",
-            expected="a config.json with quantization_config",
-            hint="name the directory that `qrole apply` has written",
+            expected="a directory that `qrole apply` has written, or a config.json with "
+            "quantization_config",
+            hint="name what was given to `qrole apply` as -o, not its source",
         )
     method = declaration.get("quant_method")
     if method == "compressed-tensors":

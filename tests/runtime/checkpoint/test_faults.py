@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from qrole.checkpoint.apply import ApplyReport, apply
 from qrole.checkpoint.job import ApplyOptions
 from qrole.checkpoint.staging import Staging
 from qrole.checkpoint.verify import verify
-from qrole.errors import CheckpointError, InterruptedRunError, OutputExistsError
+from qrole.errors import CheckpointError, InterruptedRunError, OutputExistsError, QroleError
 from tests.runtime.checkpoint.corruption import llama_like
 from tests.runtime.checkpoint.test_apply import digest
 
@@ -140,6 +142,7 @@ def test_interrupted_and_resumed(source: Path, tmp_path: Path, wanted: dict[str,
     with pytest.raises(InterruptedRunError, match="stopped before") as caught:
         apply(str(source), "nvfp4", out, options=ONLY_WEIGHTS, on_progress=at_half(press_ctrl_c))
     assert caught.value.exit_code == 130
+    assert f"what is done is kept in {Staging(out).work}" in caught.value.hint
     assert not out.exists()
     assert finish(source, out, wanted).reused_bytes > 0
 
@@ -164,7 +167,7 @@ def test_a_full_disk(
         patch.setattr(os, "pwrite", full)
         with pytest.raises(CheckpointError, match=os.strerror(code)) as caught:
             apply(str(source), "nvfp4", out, options=ONLY_WEIGHTS)
-    assert "what is done is kept" in caught.value.hint
+    assert f"what is done is kept in {Staging(out).work}" in caught.value.hint
     assert not out.exists()
     assert finish(source, out, wanted).reused_bytes > 0
 
@@ -187,6 +190,20 @@ def test_a_limit_on_file_sizes(source: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_what_is_done_of_weights_that_are_not_finite_goes(source: Path, tmp_path: Path) -> None:
+    """The source has to change, so that no run could go on with it."""
+    mine = Path(shutil.copytree(source, tmp_path / "mine"))
+    shard = mine / "model-00002-of-00002.safetensors"
+    weights = load_file(shard)
+    name = next(n for n in weights if n.endswith("k_proj.weight"))
+    weights[name][0, 0] = torch.nan
+    save_file(weights, shard)
+    with pytest.raises(CheckpointError, match=f"{name} holds a NaN") as caught:
+        apply(str(mine), "mxfp8", tmp_path / "out", workers=1)
+    assert "is kept" not in caught.value.hint
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
 @pytest.mark.parametrize("how", ["rewritten", "touched", "removed"])
 def test_a_source_that_changes(source: Path, tmp_path: Path, how: str) -> None:
     mine = Path(shutil.copytree(source, tmp_path / "mine"))
@@ -203,9 +220,10 @@ def test_a_source_that_changes(source: Path, tmp_path: Path, how: str) -> None:
             shard.unlink()
 
     out = tmp_path / "out"
-    with pytest.raises(CheckpointError, match=r"has changed while it was read|is gone"):
+    with pytest.raises(CheckpointError, match=r"has changed while it was read|is gone") as caught:
         apply(str(mine), "mxfp8", out, on_progress=at_half(change), workers=1)
-    assert not out.exists()
+    assert "is kept" not in caught.value.hint
+    assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
 def test_a_source_that_changes_between_two_runs(source: Path, tmp_path: Path) -> None:
@@ -269,6 +287,21 @@ def test_an_output_that_somebody_else_made_meanwhile(source: Path, tmp_path: Pat
     with pytest.raises(OutputExistsError, match="exists"):
         apply(str(source), "mxfp8", out, on_progress=at_half(make))
     assert [p.name for p in out.iterdir()] == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [(errno.ENOLCK, "cannot be locked: No locks available"), (errno.EWOULDBLOCK, "another run is")],
+)
+def test_a_file_system_without_locks_is_no_other_run(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, message: str
+) -> None:
+    def refuse(fd: int, how: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(QroleError, match=message):
+        apply(str(source), "mxfp8", tmp_path / "out")
 
 
 def test_an_output_that_cannot_be_made(source: Path) -> None:

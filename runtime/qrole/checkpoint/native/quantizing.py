@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeVar
 from qrole.checkpoint.encode import Workspace
 from qrole.checkpoint.layers import Layer
 from qrole.checkpoint.layouts.base import Content
+from qrole.checkpoint.memory import UnusableSourceError
 from qrole.checkpoint.native.descriptions import for_one_weight
 from qrole.checkpoint.native.weights import NativeWeight
 from qrole.checkpoint.source import Source
-from qrole.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ def with_weight(
     """What `use` makes of a layer's weight (rows, columns), which is valid in the call only.
 
     Raises:
-        CheckpointError: The weight is not finite.
+        UnusableSourceError: The weight is not finite.
     """
     import torch
 
@@ -52,7 +52,7 @@ def with_weight(
         held = (ctypes.c_char * (layer.rows * layer.columns * dtype.itemsize)).from_address(address)
         x_MK = torch.frombuffer(held, dtype=dtype).reshape(layer.rows, layer.columns)
         if not bool(torch.isfinite(x_MK).all()):
-            raise CheckpointError(
+            raise UnusableSourceError(
                 f"the weight {layer.tensor} holds a NaN or an infinity",
                 expected="finite weights",
                 hint="fetch the file again, or keep this layer in high precision",
