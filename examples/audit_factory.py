@@ -25,7 +25,7 @@ def main(model: str | Path = SAMPLE) -> None:
     """Prints the findings, worst first, and how the audit ended."""
     report = qrole.audit(model, hasty, target="sm_100")
     for group in group_findings(report.findings):
-        where = ", ".join(place for place, _ in group.places[:2])
+        where = ", ".join(place.path for place in group.places[:2])
         print(f"{group.code.name} {group.code.severity} x{group.count}: {where}")
         print(f"    {group.hit.message}")
         print(f"    to do: {group.hit.to_do}")

@@ -155,7 +155,7 @@ def _growth_by_chance(
     sides = [
         (values, side["noise"], side["repeats"] - 1)
         for values, side in ((was, baseline), (found, now))
-        if side.get("noise")
+        if side.get("noise") and side.get("repeats", 1) > 1
     ]
     df = sum(own for _, _, own in sides)
     spreads: dict[str, float] = {}

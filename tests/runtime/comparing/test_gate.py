@@ -103,6 +103,17 @@ def test_a_baseline_lets_equal_errors_pass_and_names_grown_ones(
     assert judge(report, baseline=baseline).passed is True
 
 
+def test_a_baseline_of_spreads_over_an_unknown_number_of_seeds(
+    report: Report, tmp_path: Path
+) -> None:
+    old = {**report.to_json(), "noise": {"nvfp4: logits kl": 0.1}}
+    del old["repeats"]
+    (tmp_path / "old.json").write_text(json.dumps(old))
+    with pytest.raises(UsageError, match="does not say over how many seeds"):
+        load_baseline(tmp_path / "old.json")
+    assert judge(report, baseline=old).passed is True
+
+
 def test_what_is_no_longer_measured_breaks_the_baseline(report: Report) -> None:
     baseline = report.to_json()
     baseline["candidates"][0]["gemms"].append(
