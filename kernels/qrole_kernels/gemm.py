@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from qrole_kernels import ops
+from qrole_kernels import cuda_backends, ops
+from qrole_kernels.cuda_backends import Backend
 from qrole_kernels.errors import ArgumentError, PairingError
 from qrole_kernels.operand import HIGH_PRECISION, Operand
 from qrole_kernels.products import product_of
@@ -81,14 +82,23 @@ def _on_cuda(
     out_dtype: torch.dtype,
     bias: Tensor | None,
 ) -> Tensor:
-    """On tensor cores where the device has them for these formats, else emulated."""
-    from qrole_kernels.cuda import gemm as tensor_cores
+    """By what `cuda_backends` puts first for these formats on this device."""
+    from qrole_kernels.cuda.launch import architecture
 
     x, w = Operand.unpack(left, left_options), Operand.unpack(right, right_options)
-    if tensor_cores.supports(x, w):
-        result: Tensor = tensor_cores.gemm(x, w, out_dtype, bias)
-        return result
-    return quantized_gemm(left, left_options, right, right_options, out_dtype, bias)
+    arch = architecture(x.data.device)
+    backend = cuda_backends.backends(x, w, arch, cuda_backends.scaled_mm_cuda())[0]
+    match backend:
+        case Backend.TORCH:
+            from qrole_kernels.cuda import torch_gemm
+
+            return torch_gemm.gemm(x, w, out_dtype, bias)
+        case Backend.TRITON:
+            from qrole_kernels.cuda import triton_gemm
+
+            return triton_gemm.gemm(x, w, out_dtype, bias)
+        case Backend.EMULATION:
+            return quantized_gemm(left, left_options, right, right_options, out_dtype, bias)
 
 
 def _fake(

@@ -1,7 +1,8 @@
 """Every kernel with the arguments it typically gets, to be compiled ahead of time.
 
 The tensors are on the meta device: they have shapes and dtypes, and no values. Names say what is
-called on what; `t` stands for a transposed view, whose columns are contiguous.
+called on what; `t` stands for a transposed view, whose columns are contiguous, `ragged` for rows
+that are no multiple of 16 bytes.
 """
 
 from collections.abc import Callable
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from qrole_kernels import cuda
-from qrole_kernels.cuda.gemm import NEEDED, gemm
+from qrole_kernels.cuda.finish import finish
+from qrole_kernels.cuda.triton_gemm import gemm
+from qrole_kernels.cuda_backends import Backend, backends
 from qrole_kernels.operand import Operand
 
-ROWS, COLS = 4096, 4096
+ROWS, COLS, ODD = 4096, 4096, 4090
 BF16, F32 = torch.bfloat16, torch.float32
 
 
@@ -33,6 +36,29 @@ X, XT, X32 = _matrix(), _matrix().t(), _matrix(F32)
 SCALAR, PER_ROW = _floats(), _floats(ROWS)
 CODES, PACKED = _bytes(ROWS, COLS), _bytes(ROWS, COLS // 2)
 SCALES_16, SCALES_32 = _bytes(ROWS, COLS // 16), _bytes(ROWS, COLS // 32)
+
+_OPERANDS = {
+    "fp8_tensor": Operand("fp8_tensor", CODES, SCALAR),
+    "fp8_tensor t": Operand("fp8_tensor", CODES.t(), SCALAR),
+    "fp8_tensor e5m2": Operand("fp8_tensor", CODES, SCALAR, element="e5m2"),
+    "fp8_tensor ragged": Operand("fp8_tensor", _bytes(ROWS, ODD), SCALAR),
+    "fp8_rows": Operand("fp8_rows", CODES, _floats(ROWS, 1)),
+    "fp8_block_1d": Operand("fp8_block_1d", CODES, _floats(ROWS, COLS // 128)),
+    "fp8_block_1d t": Operand("fp8_block_1d", CODES.t(), _floats(COLS // 128, ROWS).t()),
+    "fp8_block_2d": Operand("fp8_block_2d", CODES, _floats(ROWS // 128, COLS // 128)),
+    "mxfp8": Operand("mxfp8", CODES, SCALES_32),
+    "mxfp8 t": Operand("mxfp8", CODES.t(), _bytes(COLS // 32, ROWS).t()),
+    "mxfp8 e5m2": Operand("mxfp8", CODES, SCALES_32, element="e5m2"),
+    "mxfp4": Operand("mxfp4", PACKED, SCALES_32),
+    "nvfp4": Operand("nvfp4", PACKED, SCALES_16, SCALAR),
+    "nvfp4 rows": Operand("nvfp4", PACKED, SCALES_16, PER_ROW),
+    "nvfp4 ragged": Operand("nvfp4", _bytes(ROWS, ODD // 2), _bytes(ROWS, COLS // 16), SCALAR),
+}
+
+
+def _finish(name: str, bias: Tensor | None) -> Tensor:
+    return finish(X32, _OPERANDS[name], _OPERANDS[name], BF16, bias)
+
 
 CALLS: dict[str, Callable[[], object]] = {
     "amax": lambda: cuda.amax(X),
@@ -79,33 +105,41 @@ CALLS: dict[str, Callable[[], object]] = {
     "pad": lambda: cuda.pad_scales(SCALES_16),
     "swizzle": lambda: cuda.swizzle_scales(SCALES_16),
     "unswizzle": lambda: cuda.unswizzle_scales(_bytes(ROWS * COLS // 16), ROWS, COLS // 16),
+    "finish fp8_rows": lambda: _finish("fp8_rows", PER_ROW),
+    "finish mxfp8": lambda: _finish("mxfp8", None),
+    "finish nvfp4": lambda: _finish("nvfp4 rows", PER_ROW),
 }
 
-_OPERANDS = {
-    "fp8_tensor": Operand("fp8_tensor", CODES, SCALAR),
-    "fp8_block_1d": Operand("fp8_block_1d", CODES, _floats(ROWS, COLS // 128)),
-    "fp8_block_2d": Operand("fp8_block_2d", CODES, _floats(ROWS // 128, COLS // 128)),
-    "mxfp8": Operand("mxfp8", CODES, SCALES_32),
-    "mxfp8 t": Operand("mxfp8", CODES.t(), _bytes(COLS // 32, ROWS).t()),
-    "mxfp4": Operand("mxfp4", PACKED, SCALES_32),
-    "nvfp4": Operand("nvfp4", PACKED, SCALES_16, SCALAR),
-}
 _PAIRS = [
-    *((name, name) for name in _OPERANDS if name != "fp8_block_2d"),
+    ("fp8_tensor", "fp8_tensor"),
+    ("fp8_tensor t", "fp8_tensor t"),
+    ("fp8_tensor e5m2", "fp8_tensor"),
+    ("fp8_tensor ragged", "fp8_tensor ragged"),
+    ("fp8_rows", "fp8_rows"),
+    ("fp8_block_1d", "fp8_block_1d"),
+    ("fp8_block_1d t", "fp8_block_1d t"),
     ("fp8_block_1d", "fp8_block_2d"),
+    ("fp8_block_2d", "fp8_block_1d"),
+    ("mxfp8", "mxfp8"),
+    ("mxfp8 t", "mxfp8 t"),
+    ("mxfp8 e5m2", "mxfp8"),
+    ("mxfp4", "mxfp4"),
+    ("nvfp4", "nvfp4"),
+    ("nvfp4 rows", "nvfp4"),
+    ("nvfp4 ragged", "nvfp4 ragged"),
 ]
 
 
 def _gemm(left: str, right: str) -> Callable[[], object]:
-    return lambda: gemm(_OPERANDS[left], _OPERANDS[right], BF16)
+    return lambda: gemm(_OPERANDS[left], _OPERANDS[right], BF16, PER_ROW)
 
 
 def gemm_calls(arch: int) -> dict[str, Callable[[], object]]:
-    """The products that compute capability `arch` (90 for 9.0) has a kernel for."""
+    """The products that triton has a kernel for on compute capability `arch` (90 for 9.0)."""
     return {
         f"gemm {left} x {right}": _gemm(left, right)
         for left, right in _PAIRS
-        if arch >= NEEDED[_OPERANDS[left].family]
+        if Backend.TRITON in backends(_OPERANDS[left], _OPERANDS[right], arch, None)
     }
 
 

@@ -46,6 +46,23 @@ def _load_block_scale(scale, row0, M, stride, BLOCK: tl.constexpr, TILE: tl.cons
 
 
 @triton.jit
+def _times_scales(y, left, right, rows, cols, M, N, left_stride, right_stride):
+    """``y`` times the scale of each row, then times that of each column."""
+    y *= _load_factor(left, rows, M, left_stride)[:, None]
+    return y * _load_factor(right, cols, N, right_stride)[None, :]
+
+
+@triton.jit
+def _times_amax(
+    y, left, right, rows, cols, M, N, left_stride, right_stride, AMAX_FACTOR: tl.constexpr
+):
+    """``y`` times one factor: the amax of the row and of the column, times AMAX_FACTOR."""
+    row_amax = _load_factor(left, rows, M, left_stride)
+    col_amax = _load_factor(right, cols, N, right_stride)
+    return y * (row_amax[:, None] * col_amax[None, :] * AMAX_FACTOR)
+
+
+@triton.jit
 def _finish(
     y,
     bias,
@@ -143,9 +160,9 @@ def block_scaled_gemm_kernel(
                 input_precision="ieee",
             )
     if HAS_AMAX:
-        row_amax = _load_factor(a_amax, rows, M, a_amax_stride)
-        col_amax = _load_factor(b_amax, cols, N, b_amax_stride)
-        total *= row_amax[:, None] * col_amax[None, :] * AMAX_FACTOR
+        total = _times_amax(
+            total, a_amax, b_amax, rows, cols, M, N, a_amax_stride, b_amax_stride, AMAX_FACTOR
+        )
     _finish(total, bias, out, rows, cols, M, N, HAS_BIAS, OUTPUT, ARCH)
 
 
@@ -208,6 +225,41 @@ def fp8_gemm_kernel(
                 # A plain sum would be folded into the accumulation on the tensor core.
                 total = tl.fma(partial, 1.0, total)
     if not A_BLOCK:
-        total *= _load_factor(a_scale, rows, M, a_scale_stride_m)[:, None]
-        total *= _load_factor(b_scale, cols, N, b_scale_stride_m)[None, :]
+        total = _times_scales(
+            total, a_scale, b_scale, rows, cols, M, N, a_scale_stride_m, b_scale_stride_m
+        )
     _finish(total, bias, out, rows, cols, M, N, HAS_BIAS, OUTPUT, ARCH)
+
+
+@triton.jit
+def finish_gemm_kernel(
+    sums,
+    left,
+    right,
+    bias,
+    out,
+    M,
+    N,
+    sums_stride_m,
+    left_stride,
+    right_stride,
+    FACTORS: tl.constexpr,
+    AMAX_FACTOR: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    OUTPUT: tl.constexpr,
+    ARCH: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLS: tl.constexpr,
+):
+    """What the kernels of products do last, for fp32 ``sums`` (M, N) that were made elsewhere.
+
+    FACTORS: what ``left`` and ``right`` hold, ``"scales"``, ``"amax"`` or ``"none"``.
+    """
+    row0, col0 = _tile_of_program(M, N, TILE_ROWS, TILE_COLS)
+    rows, cols = row0 + tl.arange(0, TILE_ROWS), col0 + tl.arange(0, TILE_COLS)
+    y = _load_step(sums, rows, M, col0, N, sums_stride_m, 1, TILE_COLS)
+    if FACTORS == "scales":
+        y = _times_scales(y, left, right, rows, cols, M, N, left_stride, right_stride)
+    if FACTORS == "amax":
+        y = _times_amax(y, left, right, rows, cols, M, N, left_stride, right_stride, AMAX_FACTOR)
+    _finish(y, bias, out, rows, cols, M, N, HAS_BIAS, OUTPUT, ARCH)
