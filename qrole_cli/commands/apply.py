@@ -138,7 +138,8 @@ def register(app: typer.Typer) -> None:
         if dry_run:
             from qrole.checkpoint.bill import dry_run as bill_of
 
-            _show_bill(bill_of(model, factory, options, workers), chosen)
+            found = bill_of(model, factory, options, workers)
+            _show_bill(found, f"at most {samples} samples, text cut to {seq_len} tokens", chosen)
             return
         if os.environ.get("RANK", "0") != "0":
             console.settings.quiet = True  # the first of torchrun's processes speaks for all
@@ -205,7 +206,7 @@ def _outcome(report: ApplyReport) -> str:
     return f"{report.output}: {schemes}; {sizes}"
 
 
-def _show_bill(bill: Bill, chosen: OutputFormat) -> None:
+def _show_bill(bill: Bill, data: str, chosen: OutputFormat) -> None:
     rows = [
         [
             line.name,
@@ -221,11 +222,25 @@ def _show_bill(bill: Bill, chosen: OutputFormat) -> None:
     for text in bill.notes:
         note(text)
     if bill.calibrated:
-        note(f"{bill.calibrated} layers get calibrated input scales: the model is run first")
+        held = size(sum(line.source_bytes for line in bill.lines))
+        note(
+            f"{bill.calibrated} layers get calibrated input scales: first the model is loaded "
+            f"({held} as stored) and run on {data}, which no estimate here includes"
+        )
     say_verdicts(bill.verdicts)
     finish(
         True,
         f"{size(bill.output_bytes)}, {bill.quantized_bits:.2f} bits per quantized weight, "
-        f"{bill.bits:.2f} overall; about {size(bill.memory_bytes)} of memory and "
-        f"{bill.seconds:.1f} s with {bill.workers} threads, the disk aside; nothing was written",
+        f"{bill.bits:.2f} overall; {_cost(bill)}; nothing was written",
+    )
+
+
+def _cost(bill: Bill) -> str:
+    """Memory and time, with what they rest on and leave out."""
+    time = f"about {bill.seconds:.1f} s" if bill.seconds >= 0.1 else "less than 0.1 s"
+    threads = "1 thread" if bill.workers == 1 else f"{bill.workers} threads"
+    aside = "calibration and disk aside" if bill.calibrated else "the disk aside"
+    return (
+        f"about {size(bill.memory_bytes)} of memory, and {time} to quantize with {threads} at the "
+        f"rate measured now, {aside}"
     )

@@ -14,7 +14,7 @@ from qrole.checkpoint.engines import Verdict
 from qrole.checkpoint.headers import DTYPE_BITS
 from qrole.checkpoint.job import ApplyOptions, Job, prepare, uncollected
 from qrole.checkpoint.layers import Layer
-from qrole.checkpoint.rates import copy_rate, encode_rate, quantizer_rate
+from qrole.checkpoint.rates import encode_rate, quantizer_rate, write_rate
 from qrole.checkpoint.shards import carried
 from qrole.loading import LoadedModel
 from qrole.plugins import Factory
@@ -180,7 +180,7 @@ def _rate(layer: Layer) -> float:
 
 def _seconds(job: Job, nbytes: int) -> float:
     """Time of one worker for `nbytes` of output, the disk aside."""
-    seconds = nbytes / copy_rate()
+    seconds = nbytes / write_rate()
     for layers in job.selection.schemes().values():
         numel = sum(layer.rows * layer.columns for layer in layers)
         seconds += numel / _rate(layers[0])

@@ -56,6 +56,22 @@ def test_in_the_terminal(cli: Callable[..., Any], tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["source"]
 
 
+def test_a_calibration_is_said_to_be_left_out(cli: Callable[..., Any], tmp_path: Path) -> None:
+    source = llama_like(tmp_path / "source")
+    result = cli("apply", source, "-f", "nvfp4", "--dry-run", "--samples", 8)
+    assert "first the model is loaded (609.0 KiB as stored)" in result.err
+    assert "run on at most 8 samples, text cut to 512 tokens" in result.err
+    assert "which no estimate here includes" in result.err
+    assert "calibration and disk aside" in result.err
+
+
+def test_no_time_is_zero(cli: Callable[..., Any], tmp_path: Path) -> None:
+    source = llama_like(tmp_path / "source")
+    result = cli("apply", source, "-f", "mxfp8", "--dry-run")
+    assert "less than 0.1 s to quantize" in result.err
+    assert "calibra" not in result.err
+
+
 def test_no_output_and_no_dry_run(cli: Callable[..., Any], samples: Path) -> None:
     result = cli("apply", samples / "mlp.py", "-f", "mxfp8")
     assert result.code == 2
