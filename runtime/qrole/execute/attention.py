@@ -58,7 +58,7 @@ class AttentionRun:
     ) -> Any:
         """What `F.scaled_dot_product_attention` gives; NotImplemented outside covered attention."""
         layer = self._run.table.running_attention()
-        if layer is None:
+        if layer is None or (is_causal and attn_mask is not None):  # torch refuses both at once.
             return NotImplemented
         if not layer.quantized:
             given = (query, key, value, attn_mask, dropout_p, is_causal)

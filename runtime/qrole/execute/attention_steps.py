@@ -10,7 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from qrole.execute.arguments import by_position
+from qrole.execute.arguments import by_position, writes
 
 __all__ = ["Product", "Steps", "Weights", "operands_of"]
 
@@ -22,17 +22,25 @@ _ADDED = frozenset({torch.baddbmm, torch.Tensor.baddbmm})
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """A product of two tensors that are no weights, `left @ right`.
+    """A product of two tensors that are no weights, `beta * added + alpha * (left @ right)`.
 
     Attributes:
         left: (..., Q, D).
         right: (..., D, K).
-        added: Makes the result of the product; None where it is the result.
+        added: Broadcasts to (..., Q, K); None for the product alone.
+        beta: Factor of what is added.
+        alpha: Factor of the product.
     """
 
     left: torch.Tensor
     right: torch.Tensor
-    added: Callable[[torch.Tensor], torch.Tensor] | None = None
+    added: torch.Tensor | None = None
+    beta: float = 1.0
+    alpha: float = 1.0
+
+    def result(self, product: torch.Tensor) -> torch.Tensor:
+        """What the function gives, the product itself being known."""
+        return product if self.added is None else self.beta * self.added + self.alpha * product
 
 
 @dataclass(frozen=True)
@@ -88,7 +96,7 @@ class Steps:
     def begin(self, product: Product, result: torch.Tensor) -> None:
         """A product of two activations, neither of which came from another one."""
         operands = (product.left, product.right)
-        if any(self._find(x) for x in operands):
+        if any(self._find(x) for x in (*operands, product.added)):
             self._made[result] = _LOST
         elif min(x.dim() for x in operands) >= 3:
             found = frozenset({product})
@@ -111,10 +119,13 @@ class Steps:
     def take(self, function: Any, args: Any, kwargs: Any, result: Any) -> str:
         """Any other function; gives the reason if the way ends here for one that is known."""
         leaves = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        written = args[0] if args and (result is None or result is args[0]) else None
+        written = args[0] if args and writes(function) else None
         found = [self._find(x, written=x is written) for x in leaves]
         if not any(found):
             return ""
+        if written is not None and written.is_inference():
+            self._made.clear()  # Views cannot be told of the write: such tensors count none.
+            return "attention weights written to in inference mode"
         made = args[0] if result is None else result
         if _LOST in found or _hides_gradients(leaves):
             return self._lost(made, "")
@@ -131,7 +142,7 @@ class Steps:
             return self._lost(made, "a softmax over another dimension than the last")
         # Taken again, a write to a tensor that no step made would be one to the model's own.
         foreign = written is not None and self._find(written, written=True) is None
-        if foreign or "out" in kwargs or (result is None and name != "__setitem__"):
+        if foreign or "out" in kwargs or (result is None and written is None):
             return self._lost(made, "")
         inner, named = tree_map(lambda x: self._find(x, written=x is written) or x, (args, kwargs))
         products = frozenset[Product]().union(*(step.products for step in steps))
@@ -168,8 +179,7 @@ class Steps:
 
         def made_by(step: _Step) -> Any:
             if isinstance(step.function, Product):
-                added = step.function.added
-                return logits if added is None else added(logits)
+                return step.function.result(logits)
             key = id(step.args)
             if key not in known:
                 args, kwargs = tree_map(value, (step.args, step.kwargs))
@@ -201,13 +211,12 @@ def operands_of(function: Any, args: Any, kwargs: Any) -> Product | None:
     if function not in _PRODUCTS and function not in _ADDED:
         return None
     operands, options = by_position(args, kwargs)
-    if function in _PRODUCTS and len(operands) == 2:
-        return Product(*operands)
-    if function in _PRODUCTS or len(operands) != 3:
+    if function in _PRODUCTS:
+        return Product(*operands) if len(operands) == 2 and not options else None
+    if len(operands) != 3 or not options.keys() <= {"beta", "alpha"}:
         return None
     added, left, right = operands
-    beta, alpha = options.get("beta", 1), options.get("alpha", 1)
-    return Product(left, right, lambda product: beta * added + alpha * product)
+    return Product(left, right, added, **options)
 
 
 def _version(x: torch.Tensor) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from qrole.execute.arguments import by_position
+from qrole.execute.arguments import by_position, writes
 from qrole.execute.gathers import INDEXINGS, gathered_rows
 from qrole.execute.lowering import lowering_of
 
@@ -31,10 +31,6 @@ _CASTS = frozenset(
         torch.Tensor.contiguous,
     }
 )
-_WRITES = frozenset(
-    {"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__"}
-    | {"__imod__", "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"}
-)
 _LOOKS = frozenset({"__get__", "embedding", "size", "dim", "numel", "detach", "__set__"})
 
 
@@ -52,7 +48,7 @@ class PlanMode(TorchFunctionMode):
     ) -> Any:
         """Called by torch for every function while the mode is on."""
         kwargs = kwargs or {}
-        written = args[0] if args and _writes(function) else kwargs.get("out")
+        written = args[0] if args and writes(function) else kwargs.get("out")
         if isinstance(written, torch.Tensor):
             self._run.before_change(written)
         lowering = lowering_of(function)
@@ -104,13 +100,6 @@ class PlanMode(TorchFunctionMode):
             match = self._run.table.find(argument)
             if match is not None and self._run.table.find(result) is None:
                 self._run.readers.setdefault(match.layer, set()).add(name)
-
-
-@functools.cache
-def _writes(function: Any) -> bool:
-    """Whether a torch function writes to its first argument."""
-    name = getattr(function, "__name__", "")
-    return name in _WRITES or (name.endswith("_") and not name.endswith("__"))
 
 
 def _guarded(function: Any) -> bool:

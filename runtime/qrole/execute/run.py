@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from qrole.execute.mode import PlanMode
 from qrole.execute.observer import Observer
 from qrole.execute.own_modules import own_modules, running_own_modules
 from qrole.execute.products import Call, quantized_linear
+from qrole.execute.seen import Seen, SeenOperands
 from qrole.execute.state import PlanState
 from qrole.execute.storage_notes import StorageNotes
 from qrole.execute.watching import Watch, outside_error, watch
@@ -33,21 +34,6 @@ from qrole.state import register, update_delayed_scaling
 __all__ = ["Execution", "executing"]
 
 _OF_PRODUCTS = ("input", "weight", "grad_output")
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Where a quantized tensor comes from.
-
-    Attributes:
-        slot: Its slot.
-        copy: Index of the expert.
-        tensor: The tensor before quantization, where the observer wants it.
-    """
-
-    slot: Slot
-    copy: int
-    tensor: torch.Tensor | None
 
 
 class Execution:
@@ -85,8 +71,7 @@ class Execution:
         self._steps_pending = False
         self._latest: tuple[Any, torch.Tensor, QuantizedTensor] | None = None
         self._unrecorded: Counter[tuple[str, int]] = Counter()
-        self._seen: StorageNotes[Seen] = StorageNotes()
-        self._seen_custom: WeakKeyDictionary[Any, Seen] = WeakKeyDictionary()
+        self._seen = SeenOperands()
         self._told: StorageNotes[ref[torch.Tensor]] = StorageNotes()
         self._own = frozenset(own)
         self.attention = AttentionRun(self)
@@ -181,21 +166,10 @@ class Execution:
             made = quantizer.quantize_unwatched(tensor, generator=generator)
             if slot.direction == "backward" or not _in_backward():
                 self.observer.operand(slot, copy, tensor, made)
-        self._remember(made, Seen(slot, copy, tensor if self.observer.wants_operands else None))
+        self._seen.remember(
+            made, Seen(slot, copy, tensor if self.observer.wants_operands else None)
+        )
         return made
-
-    def _remember(self, made: Any, seen: Seen) -> None:
-        """By the codes' memory, for autograd keeps them without the object around them."""
-        if not isinstance(made, QuantizedTensor):
-            self._seen_custom[made] = seen
-            return
-        for codes in _codes(made):
-            self._seen.put(codes, seen)
-
-    def _recalled(self, made: Any) -> Seen | None:
-        if not isinstance(made, QuantizedTensor):
-            return None if isinstance(made, torch.Tensor) else self._seen_custom.get(made)
-        return next((seen for seen in map(self._seen.get, _codes(made)) if seen is not None), None)
 
     def saw_product(
         self, gemm: Gemm, left: Any, right: Any, result: torch.Tensor, bias: torch.Tensor | None
@@ -204,7 +178,7 @@ class Execution:
 
         One of them may come from elsewhere, such as an op that only quantizes.
         """
-        seen, other = self._recalled(left), self._recalled(right)
+        seen, other = self._seen.recall(left), self._seen.recall(right)
         by = next((s for s in (seen, other) if s and s.slot.operand in _OF_PRODUCTS), None)
         layer = self._layer_of.get(by.slot.id) if by is not None else None
         if by is None or layer is None or (gemm is Gemm.FPROP and _in_backward()):
@@ -364,10 +338,6 @@ def _end_forward(state: PlanState) -> None:
     """Ends the forward part of a step, as TransformerEngine's autocast does where it is left."""
     if torch.is_grad_enabled() and (state.buffers or state.initialized):
         update_delayed_scaling(forward=True)
-
-
-def _codes(made: QuantizedTensor) -> list[torch.Tensor]:
-    return [data.data for data in (made.rowwise, made.columnwise) if data is not None]
 
 
 def _in_backward() -> bool:

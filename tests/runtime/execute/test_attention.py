@@ -414,12 +414,33 @@ def test_without_gradients() -> None:
                 torch.testing.assert_close(module(*inputs), expected, rtol=0.13, atol=1e-6)
 
 
+def test_writes_in_inference_mode() -> None:
+    """Such tensors do not tell of writes through their views."""
+    module, inputs = _Attention(_written_in_place), _inputs()
+    with torch.inference_mode(), executing(module, _plan(module, _current)) as run:
+        y = module(*inputs)
+        assert torch.equal(y, _written_in_place(*inputs))
+    assert list(run.readers.values()) == [{"attention weights written to in inference mode"}]
+
+
 def test_the_backward_pass_belongs_inside() -> None:
     module = _Attention(_sdpa())
     with executing(module, _plan(module, _current)):
         loss = module(*_inputs()).sum()
     with pytest.raises(UsageError, match="ran after the plan's context was left"):
         loss.backward()
+
+
+def _plus_another(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    q3, k3, v3 = (x.flatten(0, 1) for x in (q, k, v))
+    logits = torch.baddbmm(torch.bmm(q3, k3.flip(1).mT), q3, k3.mT)
+    return torch.bmm(torch.softmax(logits, -1), v3).view_as(q)
+
+
+def _kept_after_a_write(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    logits = q @ k.mT
+    logits.view(-1).mul_(0.5)
+    return torch.softmax(logits.contiguous(), -1) @ v
 
 
 def _mixed_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -472,6 +493,8 @@ def _own_function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Te
     ("compute", "reason"),
     [
         (_own_function, ""),
+        (_plus_another, ""),
+        (_kept_after_a_write, ""),
         (_dropped_in_place, "dropout_"),
         (_two_products, "attention weights made of several products"),
         (_einsum, "einsum of the attention weights"),
