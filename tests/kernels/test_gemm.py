@@ -94,10 +94,12 @@ def pairing(request):
 
 
 def _assert_close_to_exact(y, left, right):
-    """Within a few fp32 roundings of the sum of magnitudes."""
+    """Within a few fp32 roundings of the sum of magnitudes, or what tensor cores keep of it."""
+    bound = 2e-4 if y.device.type == "cuda" else 2e-6
+    y = y.cpu()
     exact = left.double() @ right.double().t()
     magnitude = left.double().abs() @ right.double().abs().t()
-    assert ((y - exact).abs() <= 2e-6 * magnitude + 1e-44).all()
+    assert ((y - exact).abs() <= bound * magnitude + 1e-44).all()
 
 
 def test_every_pairing_multiplies_what_its_operands_stand_for(pairing):
@@ -115,7 +117,7 @@ def test_every_pairing_on_cuda(pairing):
     (left, x), (right, w) = pairing[0](_matrix(M)), pairing[1](_matrix(N, seed=1))
     y = gemm(_on_cuda(left), _on_cuda(right), F32)
     assert y.device.type == "cuda"
-    _assert_close_to_exact(y.cpu(), x, w)
+    _assert_close_to_exact(y, x, w)
 
 
 def test_every_pairing_in_the_cuda_implementation(pairing):
@@ -126,7 +128,7 @@ def test_every_pairing_in_the_cuda_implementation(pairing):
     for tensors, options in (left.pack(), right.pack()):
         packed += [[t.to(device) for t in tensors], options]
     y = gemm_module._on_cuda(*packed, F32, None)
-    _assert_close_to_exact(y.cpu(), x, w)
+    _assert_close_to_exact(y, x, w)
 
 
 @pytest.mark.parametrize("k", [1, 31, 129])
