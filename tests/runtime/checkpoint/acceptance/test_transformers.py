@@ -125,22 +125,34 @@ def expected(source: Path, directory: Path) -> Any:
     """The source in fp32 with the fake-quant of what the manifest says."""
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     manifest = read_manifest(directory)
+    for module, fake in fake_linears(model, manifest, {}):
+        model.set_submodule(module, fake)
+    for path, experts in model.named_modules():
+        if path.endswith(".experts"):
+            _fake_experts(path, experts, manifest["layers"])
+    return model
+
+
+def fake_linears(
+    model: nn.Module, manifest: dict[str, Any], known: dict[str, tuple[Any, torch.Tensor]]
+) -> Iterator[tuple[str, fake_quant.FakeLinear]]:
+    """What stands in for each quantized linear layer.
+
+    `known` holds the weight that was made last of each layer, and what it was made by.
+    """
     layers = manifest["layers"]
     inputs = (manifest["calibration"] or {"input_amax": {}})["input_amax"]
     for module, entry in layers.items():
         if ".experts." in module:
             continue
-        linear = model.get_submodule(module)
+        linear: Any = model.get_submodule(module)
         amax = max(layers[m]["amax"] for m in fused(module, layers))
         fmt, scheme = WeightFormat(**entry["format"]), SCHEMES[entry["scheme"]]
-        w = fake_quant.weight(linear.weight.detach(), fmt, torch.tensor(amax))
-        parent, _, name = module.rpartition(".")
-        fake = fake_quant.FakeLinear(linear, w, scheme, inputs.get(module, 0.0))
-        setattr(model.get_submodule(parent), name, fake)
-    for path, experts in model.named_modules():
-        if path.endswith(".experts"):
-            _fake_experts(path, experts, layers)
-    return model
+        if module not in known or known[module][0] != (fmt, amax):
+            w = fake_quant.weight(linear.weight.detach(), fmt, torch.tensor(amax))
+            known[module] = ((fmt, amax), w)
+        w = known[module][1]
+        yield module, fake_quant.FakeLinear(linear, w, scheme, inputs.get(module, 0.0))
 
 
 def fused(module: str, layers: dict[str, Any]) -> Iterator[str]:
@@ -167,13 +179,23 @@ def _fake_experts(path: str, experts: Any, layers: dict[str, Any]) -> None:
                 target.copy_(fake_quant.weight(target.clone(), fmt, torch.tensor(amax)))
 
 
+def input_ids() -> torch.Tensor:
+    """Two short sequences."""
+    return torch.randint(0, models.VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(7))
+
+
 def relative_error(source: Path, directory: Path) -> float:
-    ids = torch.randint(0, models.VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(7))
+    ids = input_ids()
     with torch.no_grad():
         found = loaded(directory)(input_ids=ids).logits
         wanted = expected(source, directory)(input_ids=ids).logits
         plain = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-        moved = (wanted - plain(input_ids=ids).logits).norm() / wanted.norm()
+        return error_of(found, wanted, plain(input_ids=ids).logits)
+
+
+def error_of(found: torch.Tensor, wanted: torch.Tensor, plain: torch.Tensor) -> float:
+    """Relative error of logits, where quantization has moved them at all."""
+    moved = (wanted - plain).norm() / wanted.norm()
     assert moved > 1e-3, "the comparison would be vacuous"
     return float((found - wanted).norm() / wanted.norm())
 
