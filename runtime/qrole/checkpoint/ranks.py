@@ -47,18 +47,23 @@ class Ranks:
     def share(self, name: str, value: Any) -> Any:
         """The first process's value, a JSON one, on all of them; others wait as long as it takes.
 
+        Returns when all have it: the store may end with the first process.
+
         Raises:
-            CheckpointError: The first process has ended.
+            CheckpointError: A process has ended.
         """
         if self.store is None:
             return value
+        import torch.distributed as dist
+
         with _together():
             if self.leads:
                 self.store.set(name, json.dumps(value))
-                return value
             while not self.store.check([name]):
                 time.sleep(_LOOK)
-            return json.loads(self.store.get(name))
+            shared = json.loads(self.store.get(name))
+            dist.barrier()
+        return shared
 
     def gather(self, name: str, value: Any) -> list[Any]:
         """Every process's value, a JSON one, by rank; returns when all have given theirs.
