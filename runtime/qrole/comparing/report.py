@@ -208,7 +208,8 @@ class CandidateReport:
         gemms: Products of quantized operands.
         parameters: Gradients.
         idle_experts: For each layer with experts that saw no token: layer and their indices.
-        not_computed: Layers whose weight was in no product, and what read it instead.
+        not_computed: Layers that did not run quantized, and what read the weight instead, or why
+            attention could not be computed.
     """
 
     factory: str
