@@ -8,6 +8,7 @@ percentiles and errors can be computed afterwards.
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -21,6 +22,7 @@ from qrole.roles import QuantizerRole
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
     from qrole.comparing.data import DataOptions
 
@@ -292,14 +294,14 @@ def _run(
 
     class Watch(Observer):
         def operand(self, slot: Any, copy: int, tensor: torch.Tensor, quantized: Any) -> None:
-            place = (slot.module, slot.group, copy)
-            if slot.operand == "input" and place in ranges:
+            place = places.get((slot.module, slot.group, copy))
+            if slot.operand == "input" and place is not None:
                 rows = tensor.reshape(-1, tensor.shape[-1])
                 ranges[place].add(rows, histogram=rules[place].method is not Method.MAX)
 
     assert model.module is not None, "a model with weights"
     plan = build_plan(walk(model), Factory.of(_recording))
-    _check_places(ranges, plan.inventory.slots)
+    places = _places_in_model(ranges, plan.inventory.slots, model.module)
     with torch.no_grad(), executing(model.module, plan, observer=Watch()):
         for done, batch in enumerate(batches):
             if on_progress is not None:
@@ -308,18 +310,42 @@ def _run(
                 call_model(model.module, batch)
 
 
-def _check_places(ranges: Mapping[InputPlace, Range], slots: Iterable[Any]) -> None:
-    """Every layer of the checkpoint must be a layer of the model that runs."""
-    copies = {(s.module, s.group): s.copies for s in slots if s.operand == "input"}
-    lost = [p for p in ranges if copies.get(p[:2], 0) <= p[2]]
+def _places_in_model(
+    wanted: Iterable[InputPlace], slots: Iterable[Any], module: nn.Module
+) -> dict[InputPlace, InputPlace]:
+    """The places by where they are in the model that runs, which may have renamed its modules."""
+    inputs = (slot for slot in slots if slot.operand == "input")
+    copies: dict[tuple[str, str], int] = {(s.module, s.group): s.copies for s in inputs}
+
+    def is_in_model(place: InputPlace) -> bool:
+        return place[2] < copies.get(place[:2], 0)
+
+    found = {place: place for place in wanted}
+    if not all(map(is_in_model, found)):
+        found = _renamed(found, module)
+    lost = [stored for place, stored in found.items() if not is_in_model(place)]
     if lost:
         names = sorted({".".join(part for part in place[:2] if part) for place in lost})
         raise ConfigError(
             f"{len(names)} layers of the checkpoint are none of the loaded model: "
             + ", ".join(names[:6]),
-            expected="tensor names that are the model's module names",
+            expected="tensor names that are the model's module names, or that transformers renames",
             hint="pass --weight-only, or give these roles a format with dynamic scales",
         )
+    return found
+
+
+def _renamed(places: Iterable[InputPlace], module: nn.Module) -> dict[InputPlace, InputPlace]:
+    """Places of a checkpoint by the names that transformers gives its modules."""
+    if importlib.util.find_spec("transformers") is None:
+        return {place: place for place in places}
+    from qrole.emitters.huggingface import loaded_names
+
+    loaded_name = loaded_names(module)
+    return {
+        (loaded_name(f"{path}.weight").removesuffix(".weight"), group, copy): (path, group, copy)
+        for path, group, copy in places
+    }
 
 
 def _dead(

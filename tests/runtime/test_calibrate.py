@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from qrole.calibrate import Method, Range, Rule, calibrate, parse_rule
 from qrole.comparing.data import DataOptions
@@ -99,6 +100,26 @@ def test_inputs_of_a_model(mlp: LoadedModel) -> None:
 def test_a_layer_that_the_model_lacks(mlp: LoadedModel) -> None:
     with pytest.raises(ConfigError, match="1 layers of the checkpoint are none of the loaded"):
         calibrate(mlp, {("nowhere", "", 0): 1}, DataOptions())
+
+
+def test_layers_under_the_names_of_the_checkpoint() -> None:
+    """In memory, Mixtral has other module names than its checkpoints."""
+    sizes = {"vocab_size": 32, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 2}
+    torch.manual_seed(0)
+    module = MixtralForCausalLM(MixtralConfig(**sizes, **heads)).eval()
+    tokens = torch.arange(24).view(1, 24)
+    model = LoadedModel("mixtral", "python", module=module, example_inputs=lambda: (tokens,))
+
+    def amaxes(path: str) -> list[float]:
+        wanted = {(path, group, i): 1 for group in ("gate_up_proj", "down_proj") for i in range(2)}
+        found = calibrate(model, wanted, DataOptions())
+        assert found.dead == {}
+        return [found.amaxes[place] for place in wanted]
+
+    stored = amaxes("model.layers.0.block_sparse_moe.experts")
+    assert stored == amaxes("model.layers.0.mlp.experts")
+    assert all(amax > 0 for amax in stored)
 
 
 IDLE = """

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -91,6 +92,7 @@ def load_data(model: LoadedModel, options: DataOptions) -> Data:
         CheckpointError: A file cannot be read.
         UserCodeError: The model file's function raised.
     """
+    options = replace(options, seq_len=min(options.seq_len, _longest(model)))
     if options.file is not None:
         batches, source = _from_file(model, options, options.file), options.file.name
     elif model.calibration_data is not None:
@@ -257,6 +259,13 @@ def _main_input(model: LoadedModel) -> str:
     return str(getattr(model.module, "main_input_name", _TOKENS))
 
 
+def _longest(model: LoadedModel) -> int:
+    """Tokens that the model has positions for, as far as its config says."""
+    config = getattr(model.module, "config", None)
+    positions = getattr(config, "max_position_embeddings", None)
+    return positions if isinstance(positions, int) and positions > 0 else sys.maxsize
+
+
 def _is_causal(model: LoadedModel) -> bool:
     return type(model.module).__name__.endswith(("ForCausalLM", "LMHeadModel"))
 
@@ -309,7 +318,9 @@ def _tokenized(model: LoadedModel, options: DataOptions, texts: list[str]) -> li
 def _windows(model: LoadedModel, options: DataOptions, text: str) -> list[Batch]:
     """Consecutive windows of `seq_len` tokens; a shorter text gives one shorter window."""
     wanted = options.samples * options.seq_len
-    ids = _tokenizer(model)(text[: wanted * 12], add_special_tokens=False)["input_ids"]
+    # The windows are as long as the model takes, which the tokenizer cannot know.
+    encoded = _tokenizer(model)(text[: wanted * 12], add_special_tokens=False, verbose=False)
+    ids = encoded["input_ids"]
     count = min(len(ids) // options.seq_len, options.samples)
     if not count:
         return _batches_of_ids([ids], options, pad=0) if ids else []

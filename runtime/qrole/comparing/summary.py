@@ -56,8 +56,7 @@ def candidate_report(c: Candidate, reference_loss: float, batches: int) -> Candi
         not_computed={
             layer.name: sorted(c.readers.get(layer, ()))
             for layer in layers
-            if layer.quantized
-            and (layer not in ran or (layer.is_attention and layer in c.readers))
+            if layer.quantized and (layer not in ran or (layer.is_attention and layer in c.readers))
         },
     )
 

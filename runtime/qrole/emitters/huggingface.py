@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-__all__ = ["HuggingFaceEmitter", "build_from_directory", "build_from_state"]
+__all__ = ["HuggingFaceEmitter", "build_from_directory", "build_from_state", "loaded_names"]
 
 
 class HuggingFaceEmitter(Emitter):
@@ -101,6 +101,30 @@ def build_from_directory(
         ) from error
     module.tie_weights()  # type: ignore[operator]
     return module.eval()
+
+
+def loaded_names(module: nn.Module) -> Callable[[str], str]:
+    """What transformers calls a checkpoint's tensors in the model that it builds of them.
+
+    Tensors that become part of a larger one, as those of experts do, are renamed but for that step.
+    Models that are not of transformers keep the names.
+    """
+    import transformers
+
+    if not isinstance(module, transformers.PreTrainedModel):
+        return lambda stored: stored
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming, rename_source_key
+
+    transforms = get_model_conversion_mapping(module)
+    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+    known = module.state_dict()
+
+    def loaded_name(stored: str) -> str:
+        name, _ = rename_source_key(stored, renamings, [], module.base_model_prefix, known)
+        return str(name)
+
+    return loaded_name
 
 
 def build_from_state(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,3 +49,14 @@ def test_inputs_that_the_forward_does_not_take() -> None:
     with pytest.raises(UserCodeError, match="forward pass of Linear raised") as caught:
         compare(model, "mxfp8")
     assert "forward(input)" in str(caught.value)
+
+
+def test_samples_are_no_longer_than_the_model_has_positions(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    file.write_text(json.dumps({"input_ids": list(range(100))}))
+    module = nn.Linear(4, 4)
+    module.config = SimpleNamespace(max_position_embeddings=24)  # type: ignore[assignment]
+    model = LoadedModel("m", "huggingface", module=module, directory=tmp_path)
+    (batch,) = load_data(model, DataOptions(file, seq_len=64)).batches
+    assert isinstance(batch, dict)
+    assert batch["input_ids"].tolist() == [list(range(24))]
