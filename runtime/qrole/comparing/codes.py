@@ -51,8 +51,12 @@ def scale_values(data: Representation, form: OperandFormat) -> torch.Tensor | No
     return data.scale_inv.float()
 
 
-def saturated(x_MK: torch.Tensor, data: Representation, form: OperandFormat) -> int | None:
+def saturated(
+    x_MK: torch.Tensor, data: Representation, form: OperandFormat, scales: torch.Tensor | None
+) -> int | None:
     """Number of elements whose magnitude is beyond the largest code times their scale.
+
+    `scales` are the `scale_values`.
 
     Scales that are made from the data's own amax and rounded up, or not at all, leave none beyond:
     those of FP8 (delayed scaling excepted), MXFP8, and MXFP4 by the rule `rceil`.
@@ -63,8 +67,7 @@ def saturated(x_MK: torch.Tensor, data: Representation, form: OperandFormat) -> 
     if form.rht:
         return None
     rounds_down = form.family == "nvfp4" or (form.family == "mxfp4" and form.scale_rule != "rceil")
-    scales = scale_values(data, form) if rounds_down or form.delayed else None
-    if scales is None:
+    if scales is None or not (rounds_down or form.delayed):
         return 0
     limits = _LARGEST[form.element] * scales
     if form.block is None:

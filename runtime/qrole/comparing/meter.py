@@ -176,7 +176,9 @@ class Meter(Observer):
         stats = self.gemms[(layer, gemm)]
         stats.numel += result.numel()
         stats.error.add(exact, result[rows])
-        if not all_finite(result):
+        # All rows of fprop are looked at as outputs.
+        finite = math.isfinite(stats.error.error_sq)
+        if not finite or (gemm is not Gemm.FPROP and not all_finite(result)):
             self._blame(f"{gemm} of {layer.name}")
 
     def output(self, layer: Layer, copy: int, output_MN: torch.Tensor) -> None:
@@ -187,10 +189,12 @@ class Meter(Observer):
         kept = self._tape.get(key, [])
         if index >= len(kept) or kept[index].shape != output_MN.shape:
             self.rerouted[layer] += 1
-            return
-        moments = self.layers[layer]
-        moments.add(kept[index], output_MN)
-        if moments.nonfinite:
+            finite = all_finite(output_MN)
+        else:
+            moments = self.layers[layer]
+            moments.add(kept[index], output_MN)
+            finite = not moments.nonfinite
+        if not finite:
             self._blame(f"output of {layer.name}")
 
     def _blame(self, where: str) -> None:
@@ -223,9 +227,9 @@ def _add_codes(
 ) -> None:
     stats.coded, stats.nonzero = facts.numel, facts.nonzero
     stats.nonzero_codes = nonzero_codes(data.data, form.element)
-    beyond = saturated(x_MK, data, form)
+    scales = scale_values(data, form)
+    beyond = saturated(x_MK, data, form, scales)
     if beyond is not None:
         stats.saturated, stats.bounded = beyond, facts.numel
-    scales = scale_values(data, form)
     if scales is not None:
         stats.scales.add(scales)

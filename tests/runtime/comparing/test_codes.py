@@ -57,7 +57,7 @@ def test_saturated_elements_are_beyond_their_own_scale(quantizer: Quantizer, usa
     x = _x()
     made = quantizer(x)
     form, data = made.format_of(usage), made.representation(usage)
-    found = saturated(x, data, form)
+    found = saturated(x, data, form, scale_values(data, form))
     if form.family not in ("nvfp4", "mxfp4"):
         assert found == 0
         return
@@ -74,19 +74,17 @@ def test_saturated_elements_are_beyond_their_own_scale(quantizer: Quantizer, usa
 
 def test_delayed_scaling_saturates() -> None:
     quantizer = Float8Quantizer(torch.tensor(448.0), torch.tensor(0.0), E4M3)
-    made = quantizer(torch.tensor([[0.5, -1.5, 2.0, 1.0]]))
-    assert saturated(
-        torch.tensor([[0.5, -1.5, 2.0, 1.0]]),
-        made.representation("rowwise"),
-        made.format_of("rowwise"),
-    ) == 2  # fmt: skip
+    x = torch.tensor([[0.5, -1.5, 2.0, 1.0]])
+    made = quantizer(x)
+    data, form = made.representation("rowwise"), made.format_of("rowwise")
+    assert saturated(x, data, form, scale_values(data, form)) == 2
 
 
 def test_transformed_data_has_no_places() -> None:
     quantizer = NVFP4Quantizer(with_rht=True, with_post_rht_amax=True)
     made = quantizer(_x())
-    data = made.representation("columnwise")
-    assert saturated(_x(), data, made.format_of("columnwise")) is None
+    data, form = made.representation("columnwise"), made.format_of("columnwise")
+    assert saturated(_x(), data, form, scale_values(data, form)) is None
 
 
 def test_scales_are_multipliers_of_codes() -> None:
