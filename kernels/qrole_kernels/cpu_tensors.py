@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qrole_kernels import cpu, reference
+from qrole_kernels.cpu_layout import row_major
 from qrole_kernels.cpu_matmul import matmul_f32, matmul_fp8_block
 from qrole_kernels.formats import fp8_format
 from qrole_kernels.reference.arguments import check_choice, check_matrix, check_shape
@@ -279,7 +280,7 @@ def dequantize_mxfp4(packed: Tensor, scale: Tensor, dtype: torch.dtype) -> Tenso
 def hadamard16(x: Tensor, sign_mask: int = SIGN_MASK) -> Tensor:
     """See `qrole_kernels.reference.hadamard16`."""
     check_transformable(x)
-    x = x.contiguous()
+    x = row_major(x)
     y = torch.empty_like(x)
     cpu.host_hadamard16(*_codes(x), sign_mask, y.data_ptr())
     return y

@@ -6,9 +6,12 @@ from qrole_kernels.cpu.builder import Kernel
 from qrole_kernels.cpu.groups import MATRIX, Place, copy_bytes
 from qrole_kernels.cpu.jit import kernel
 from qrole_kernels.cpu.simd import I16, I32, I64, PTR, Value, lanes, minimum
+from qrole_kernels.cpu.threads import run
 
 ROW_NBYTES = 64
 """A tile is square, and a row of it fills one register."""
+_STRIP = 128
+"""Columns that one thread turns into rows at a time."""
 
 
 @kernel(src=PTR, out=PTR, **MATRIX)
@@ -65,3 +68,27 @@ def transposed(tile: list[Value]) -> list[Value]:
                 rows[i], rows[i + distance] = a.take(upper, b), a.take(lower, b)
         distance *= 2
     return rows
+
+
+def host_transpose(
+    src: int, nbytes: int, rows: int, cols: int, row_stride: int, out: int, *, threads: int = 0
+) -> None:
+    """Writes the transpose (cols, rows) of a matrix, without gaps, to `out`.
+
+    Args:
+        src: Address of (rows, cols) elements.
+        nbytes: Of an element, 2 or 4.
+        rows: Rows of the source.
+        cols: Its columns.
+        row_stride: Elements from one of its rows to the next.
+        out: Address of cols * rows elements.
+        threads: Number of threads; 0 is the default number.
+    """
+    compiled = transpose(nbytes)
+
+    def work(first: int) -> None:
+        count = min(cols - first, _STRIP)
+        place = out + first * rows * nbytes
+        compiled(src + first * nbytes, place, rows, count, row_stride)
+
+    run(work, range(0, cols, _STRIP), threads)

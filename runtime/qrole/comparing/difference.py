@@ -54,7 +54,7 @@ class Difference:
 
 def difference_of(reference: torch.Tensor, test: torch.Tensor) -> Difference:
     """Compares two tensors of equal shape, any floating dtype and strides; squares are fp32."""
-    a, b = reference.contiguous().view(-1), test.contiguous().view(-1)
+    a, b = _flat(reference), _flat(test)
     compare = _compiled if is_compiled(a) else _in_torch
     size = _STRETCH if a.dtype != torch.float32 or b.dtype != torch.float32 else max(a.numel(), 1)
     whole = Difference()
@@ -62,6 +62,14 @@ def difference_of(reference: torch.Tensor, test: torch.Tensor) -> Difference:
         if x.numel():
             whole += compare(x.float(), y.float())
     return whole
+
+
+def _flat(x: torch.Tensor) -> torch.Tensor:
+    if not is_compiled(x):
+        return x.contiguous().view(-1)
+    from qrole_kernels.cpu_layout import row_major
+
+    return row_major(x).view(-1)
 
 
 def is_compiled(x: torch.Tensor) -> bool:

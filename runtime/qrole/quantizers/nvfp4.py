@@ -233,8 +233,8 @@ class NVFP4Quantizer(Quantizer):
 
         from qrole_kernels import ops
 
-        x_KM = pad(x_MK.t().to(torch.bfloat16), (0, -x_MK.shape[0] % _BLOCK))
-        return ops.hadamard16(x_KM, self._sign_mask)
+        x_KM, missing = x_MK.t().to(torch.bfloat16), -x_MK.shape[0] % _BLOCK
+        return ops.hadamard16(pad(x_KM, (0, missing)) if missing else x_KM, self._sign_mask)
 
     @property
     def _sign_mask(self) -> int:
