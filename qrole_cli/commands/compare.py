@@ -337,12 +337,12 @@ def _tell_github(gate: Gate, most: int) -> None:
 
 
 def _say(report: Report, violations: tuple[Violation, ...], more: int) -> None:
-    gemms = (gemm for candidate in report.candidates for gemm in candidate.gemms)
-    covered = min((gemm.coverage for gemm in gemms), default=1.0)
-    if covered < 1.0:
+    gemms = [gemm for candidate in report.candidates for gemm in candidate.gemms]
+    estimated = sum(gemm.coverage < 1.0 for gemm in gemms)
+    if estimated:
         note(
-            f"errors of GEMMs are those of evenly spaced rows, {covered:.1%} of the rows or more; "
-            "all else is measured whole"
+            f"dB of {estimated} of {len(gemms)} GEMMs are estimates, from the rows that deviate "
+            "most and random projections of the rest; all else is measured whole"
         )
     for candidate in report.candidates:
         for layer, readers in candidate.not_computed.items():

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Meter", "ProductStats", "RepresentationStats", "Tape", "all_finite"]
 
-_EXACT_ROWS = 256
-"""Rows of each result for which the exact product is computed beside it. All rows would cost as
-much as the model itself; the errors of this many are known to a fraction of a dB."""
+_PROJECTIONS = 64
+"""Random directions that long results are projected onto: whole exact products would cost as much
+as the model itself."""
+_EXACT_ROWS = 64
+"""Rows of long results that are compared element by element: those with the largest errors."""
 
 Tape = dict[tuple[Layer, int], list[torch.Tensor]]
 
@@ -80,17 +82,85 @@ class ProductStats:
     """One GEMM of one layer, over all its results.
 
     Attributes:
-        error: Rows of the results against the product of the unquantized operands.
-        numel: Elements of the results, compared or not.
+        error: The results against the product of the unquantized operands, both projected where
+            they are long.
+        max_abs_err: Largest absolute error in the rows that were compared.
+        compared: Elements in them.
+        numel: Elements of the results.
     """
 
     error: ErrorMoments = field(default_factory=ErrorMoments)
+    max_abs_err: float = 0.0
+    compared: int = 0
     numel: int = 0
 
     @property
     def coverage(self) -> float:
-        """Share of the results that was compared."""
-        return self.error.numel / self.numel
+        """Share of the results that was compared element by element."""
+        return self.compared / self.numel
+
+    def add(
+        self,
+        left_MK: torch.Tensor,
+        right_KN: torch.Tensor,
+        result_MN: torch.Tensor,
+        bias_N: torch.Tensor | None,
+    ) -> None:
+        """Adds one result."""
+        self.numel += result_MN.numel()
+        estimate = ErrorMoments()
+        if _is_long(left_MK, right_KN):
+            estimate, row_errors = _projected(left_MK, right_KN, result_MN, bias_N)
+            largest = row_errors.topk(_EXACT_ROWS)
+            estimate.error_sq -= largest.values.sum().item()
+            left_MK, result_MN = left_MK[largest.indices], result_MN[largest.indices]
+        exact = left_MK @ right_KN
+        found = ErrorMoments()
+        found.add(exact if bias_N is None else exact.add_(bias_N), result_MN)
+        self.max_abs_err = max(self.max_abs_err, found.max_abs_err)
+        self.compared += result_MN.numel()
+        if estimate.numel:
+            estimate.error_sq += found.error_sq
+        self.error.merge(estimate if estimate.numel else found)
+
+
+def _projected(
+    left_MK: torch.Tensor,
+    right_KN: torch.Tensor,
+    result_MN: torch.Tensor,
+    bias_N: torch.Tensor | None,
+) -> tuple[ErrorMoments, torch.Tensor]:
+    """Estimates from projections of result and exact product, and the squared error of each row.
+
+    The norm of the result is taken of all of it, and that of the exact product by its ratio to it:
+    a few large columns would spoil both as estimates, and do not spoil the ratio.
+    """
+    projection = _projection(right_KN)
+    exact = left_MK @ (right_KN @ projection)
+    if bias_N is not None:
+        exact += bias_N @ projection
+    projected = result_MN.to(projection.dtype) @ projection
+    found = ErrorMoments()
+    found.add(exact, projected)
+    norm_sq = torch.linalg.vector_norm(result_MN, dtype=torch.float32).item() ** 2
+    if found.test_sq:
+        found.reference_sq *= norm_sq / found.test_sq
+        found.test_sq = norm_sq
+    return found, (projected - exact).float().square().sum(1)
+
+
+def _is_long(left_MK: torch.Tensor, right_KN: torch.Tensor) -> bool:
+    """Whether projecting takes less than half as long as the product."""
+    (rows, inner), columns = left_MK.shape, right_KN.shape[1]
+    projecting = _PROJECTIONS * (rows * inner + inner * columns + rows * columns)
+    return rows > _EXACT_ROWS and 2 * projecting < rows * inner * columns
+
+
+def _projection(right_KN: torch.Tensor) -> torch.Tensor:
+    """Signs (N, _PROJECTIONS) that keep the expected norm of what they multiply."""
+    generator = torch.Generator().manual_seed(0)
+    signs = torch.randint(0, 2, (right_KN.shape[1], _PROJECTIONS), generator=generator)
+    return ((2 * signs - 1) / math.sqrt(_PROJECTIONS)).to(right_KN)
 
 
 class Meter(Observer):
@@ -168,17 +238,11 @@ class Meter(Observer):
         result: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> None:
-        """Adds one GEMM, against the same product of unquantized operands in some of its rows."""
-        rows = slice(None, None, -(-result.shape[0] // _EXACT_ROWS))
-        with torch.no_grad():
-            exact = torch.mm(left[rows], right)
-            exact = exact if bias is None else exact.add_(bias)
+        """Adds one GEMM, against the same product of unquantized operands."""
         stats = self.gemms[(layer, gemm)]
-        stats.numel += result.numel()
-        stats.error.add(exact, result[rows])
-        # All rows of fprop are looked at as outputs.
-        finite = math.isfinite(stats.error.error_sq)
-        if not finite or (gemm is not Gemm.FPROP and not all_finite(result)):
+        with torch.no_grad():
+            stats.add(left, right, result, bias)
+        if not math.isfinite(stats.error.error_sq):
             self._blame(f"{gemm} of {layer.name}")
 
     def output(self, layer: Layer, copy: int, output_MN: torch.Tensor) -> None:

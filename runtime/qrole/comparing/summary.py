@@ -99,7 +99,7 @@ def _gemm_report(layer: Layer, gemm: Gemm, stats: ProductStats) -> GemmReport:
         gemm=gemm.value,
         sqnr_db=m.sqnr_db,
         rel_err=m.rel_err,
-        max_abs_err=m.max_abs_err,
+        max_abs_err=stats.max_abs_err,
         coverage=stats.coverage,
     )
 
