@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -135,7 +136,7 @@ def _projected(
     The norm of the result is taken of all of it, and that of the exact product by its ratio to it:
     a few large columns would spoil both as estimates, and do not spoil the ratio.
     """
-    projection = _projection(right_KN)
+    projection = _projection(right_KN.shape[1], right_KN.dtype, right_KN.device)
     exact = left_MK @ (right_KN @ projection)
     if bias_N is not None:
         exact += bias_N @ projection
@@ -156,11 +157,12 @@ def _is_long(left_MK: torch.Tensor, right_KN: torch.Tensor) -> bool:
     return rows > _EXACT_ROWS and 2 * projecting < rows * inner * columns
 
 
-def _projection(right_KN: torch.Tensor) -> torch.Tensor:
-    """Signs (N, _PROJECTIONS) that keep the expected norm of what they multiply."""
+@cache
+def _projection(columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Signs (columns, _PROJECTIONS) that keep the expected norm of what they multiply."""
     generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (right_KN.shape[1], _PROJECTIONS), generator=generator)
-    return ((2 * signs - 1) / math.sqrt(_PROJECTIONS)).to(right_KN)
+    signs = torch.randint(0, 2, (columns, _PROJECTIONS), generator=generator)
+    return ((2 * signs - 1) / math.sqrt(_PROJECTIONS)).to(device, dtype)
 
 
 class Meter(Observer):
