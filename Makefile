@@ -21,6 +21,8 @@ $(VENV)/dev: $(VENV)/base
 demo: $(VENV)/base
 	sample_models/demo.sh
 
+# One thread of torch in each of them: more would only wait for each other.
+test slow: export OMP_NUM_THREADS = 1
 test: $(VENV)/dev
 	$(BIN)/python -m pytest -n $(JOBS) -m "not slow and not gpu"
 

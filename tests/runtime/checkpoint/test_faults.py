@@ -137,7 +137,7 @@ def test_interrupted_and_resumed(source: Path, tmp_path: Path, wanted: dict[str,
     out = tmp_path / "out"
 
     def press_ctrl_c() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(InterruptedRunError, match="stopped before") as caught:
         apply(str(source), "nvfp4", out, options=ONLY_WEIGHTS, on_progress=at_half(press_ctrl_c))
