@@ -136,18 +136,18 @@ def _projected(
     The norm of the result is taken of all of it, and that of the exact product by its ratio to it:
     a few large columns would spoil both as estimates, and do not spoil the ratio.
     """
-    projection = _projection(right_KN.shape[1], right_KN.dtype, right_KN.device)
-    exact = left_MK @ (right_KN @ projection)
+    projection = _projection(right_KN.shape[1], right_KN.device)
+    exact = left_MK.float() @ (right_KN.float() @ projection)
     if bias_N is not None:
-        exact += bias_N @ projection
-    projected = result_MN.to(projection.dtype) @ projection
+        exact += bias_N.float() @ projection
+    projected = result_MN.float() @ projection
     found = ErrorMoments()
     found.add(exact, projected)
     norm_sq = torch.linalg.vector_norm(result_MN, dtype=torch.float32).item() ** 2
     if found.test_sq:
         found.reference_sq *= norm_sq / found.test_sq
         found.test_sq = norm_sq
-    return found, (projected - exact).float().square().sum(1)
+    return found, (projected - exact).square().sum(1)
 
 
 def _is_long(left_MK: torch.Tensor, right_KN: torch.Tensor) -> bool:
@@ -158,11 +158,11 @@ def _is_long(left_MK: torch.Tensor, right_KN: torch.Tensor) -> bool:
 
 
 @cache
-def _projection(columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Signs (columns, _PROJECTIONS) that keep the expected norm of what they multiply."""
+def _projection(columns: int, device: torch.device) -> torch.Tensor:
+    """Fp32 signs (columns, _PROJECTIONS) that keep the expected norm of what they multiply."""
     generator = torch.Generator().manual_seed(0)
     signs = torch.randint(0, 2, (columns, _PROJECTIONS), generator=generator)
-    return ((2 * signs - 1) / math.sqrt(_PROJECTIONS)).to(device, dtype)
+    return ((2 * signs - 1) / math.sqrt(_PROJECTIONS)).to(device)
 
 
 class Meter(Observer):
@@ -241,6 +241,8 @@ class Meter(Observer):
         bias: torch.Tensor | None,
     ) -> None:
         """Adds one GEMM, against the same product of unquantized operands."""
+        if not result.numel():
+            return
         stats = self.gemms[(layer, gemm)]
         with torch.no_grad():
             stats.add(left, right, result, bias)

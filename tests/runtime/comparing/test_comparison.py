@@ -76,6 +76,22 @@ def test_long_results_are_projected() -> None:
     assert layer_report.rel_err == pytest.approx(fprop.rel_err, rel=0.02)
 
 
+def test_projections_of_bf16_are_not_rounded_to_it() -> None:
+    layer, meter = Layer("m", "", {}, 1, ("m.weight",)), Meter()
+    left, right = (_randn(*shape, seed=1).bfloat16() for shape in ((1000, 512), (512, 384)))
+    exact = left.float() @ right.float()
+    meter.product(layer, Gemm.DGRAD, 0, left, right, exact.bfloat16(), None)
+    rounding = ((exact.bfloat16().float() - exact).norm() / exact.norm()).item()
+    assert meter.gemms[(layer, Gemm.DGRAD)].error.rel_err == pytest.approx(rounding, rel=0.1)
+
+
+def test_an_expert_without_rows_has_no_products() -> None:
+    layer, meter = Layer("m", "", {}, 1, ("m.weight",)), Meter()
+    empty = torch.empty(0, 16)
+    meter.product(layer, Gemm.FPROP, 0, empty, torch.randn(16, 8), torch.empty(0, 8), None)
+    assert not meter.gemms
+
+
 def test_short_results_are_compared_whole() -> None:
     (found,) = compare(_loaded(nn.Linear(64, 48), _randn(1000, 64, seed=0)), "mxfp8").candidates
     assert {gemm.coverage for gemm in found.gemms} == {1.0}
